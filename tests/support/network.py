@@ -103,7 +103,7 @@ class SimNetwork:
 
 
 class ProcessNetwork:
-    """A process's network; a :class:`~opendata_buffer.broker.network.Network`."""
+    """A process's network, for a :class:`~opendata_buffer.broker.network.WebSocketNetwork`."""
 
     def __init__(self, network: SimNetwork, process: SimRuntime) -> None:
         self._network = network
@@ -178,7 +178,7 @@ class SimChannel:
 
 
 class SimPort:
-    """A listening port; a :class:`~opendata_buffer.broker.election.ListeningPort`."""
+    """A listening port, in place of a :class:`~opendata_buffer.broker.network.WebSocketPort`."""
 
     certificate = ""
 

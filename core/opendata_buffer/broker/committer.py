@@ -27,12 +27,11 @@ from opendata_buffer.broker.client import (
     Lost,
 )
 from opendata_buffer.broker.election import LeaderElection
-from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
+from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import (
     Committer,
-    SharedCommitter,
     committer_key,
     share,
     shared_committer,
@@ -229,7 +228,7 @@ class BrokerPause:
         config: QueueConfig,
         runtime: Runtime,
         *,
-        network: Network | None = None,
+        network: WebSocketNetwork | None = None,
     ) -> None:
         self._runtime = runtime
         self._new_discovery = partial(
@@ -300,7 +299,7 @@ STOP_S = 5.0
 NEVER = float("inf")
 
 
-class BrokeredCommitter(SharedCommitter):
+class BrokeredCommitter(Committer):
     """Appends to one queue for all producers of a process. Thread-safe. Made by
     :func:`open_brokered_committer`."""
 
@@ -310,7 +309,7 @@ class BrokeredCommitter(SharedCommitter):
         config: ProducerConfig,
         runtime: Runtime,
         claim: QueueClaim | None,
-        network: Network,
+        network: WebSocketNetwork,
         open_alone: Callable[[], Committer],
         on_end: Callable[[], object] = lambda: None,
     ) -> None:
@@ -342,6 +341,7 @@ class BrokeredCommitter(SharedCommitter):
         if self._config.broker == "host":
             self._election = LeaderElection(self._store, self._config, self._runtime, self._network)
         self._alone = self._open_alone()
+        self.tag = self._alone.tag
 
     @property
     def attempts(self) -> int:
@@ -352,11 +352,6 @@ class BrokeredCommitter(SharedCommitter):
     def conflicts(self) -> int:
         """See :class:`Committer`; of the appends this process made alone."""
         return self._alone.conflicts
-
-    @property
-    def tag(self) -> str:
-        """See :class:`Committer`."""
-        return self._alone.tag
 
     @property
     def broker(self) -> DiscoveryRecord | None:
@@ -493,7 +488,7 @@ def open_brokered_committer(
     runtime: Runtime,
     claim: QueueClaim | None,
     *,
-    network: Network | None = None,
+    network: WebSocketNetwork | None = None,
 ) -> Committer:
     """An :data:`.OpenCommitter` that finds the queue's broker, and with ``host`` becomes one.
 

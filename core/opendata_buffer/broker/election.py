@@ -16,7 +16,7 @@ from opendata_buffer.broker.client import (
     Lease,
 )
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.network import ListeningPort, Network
+from opendata_buffer.broker.network import WebSocketNetwork, WebSocketPort
 from opendata_buffer.broker.protocol import NONCE_BYTES, KeyPair, ProtocolError
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
@@ -52,7 +52,7 @@ class LeaderElection:
     the connections that show whether another broker lives."""
 
     def __init__(
-        self, store: Store, config: QueueConfig, runtime: Runtime, network: Network
+        self, store: Store, config: QueueConfig, runtime: Runtime, network: WebSocketNetwork
     ) -> None:
         self._store = store
         self._config = config
@@ -65,7 +65,7 @@ class LeaderElection:
         self._condition = runtime.condition()
         self._check_soon = False
         self._stopping = False
-        self._port: ListeningPort | None = None
+        self._port: WebSocketPort | None = None
         self.broker: Broker | None = None
         """The broker, while it serves."""
         self._mine: DiscoveryRecord | None = None

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -62,35 +62,6 @@ QUEUED_ANSWERS = 1_024
 TRY_AGAIN_LATER = 1013
 
 
-class ListeningPort(Protocol):
-    """Where clients connect to a broker."""
-
-    address: str
-    """``host:port`` for the discovery record."""
-    certificate: str
-    """SHA-256 of its certificate, in hex; empty without TLS."""
-
-    def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
-        """Serve the clients of one term."""
-
-    def shut(self) -> None:
-        """End the connections and serve no client; the port stays open."""
-
-    def close(self) -> None:
-        """Close the port."""
-
-
-class Network(Protocol):
-    """Connections to brokers, and a port for a broker of this process."""
-
-    def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        """A connection to the announced broker. Raises ChannelClosed where it is not reached,
-        ProtocolError where another process answers."""
-
-    def listen(self) -> ListeningPort:
-        """A port of this process. Raises InvalidInput where the address cannot be used."""
-
-
 @dataclass(frozen=True, slots=True)
 class Listen:
     """Where a broker listens, and how its clients reach it.
@@ -110,20 +81,21 @@ class Listen:
 
 
 class WebSocketNetwork:
-    """The real network; ``listen`` is where a broker of this process listens."""
+    """Connections to brokers, and a port for a broker of this process; ``listen`` is where."""
 
     def __init__(self, runtime: Runtime, listen: Listen | None = None) -> None:
         self._runtime = runtime
         self._listen = listen or Listen()
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        """See :class:`Network`. It takes :data:`.CONNECT_S` at most."""
+        """A connection to the announced broker, within :data:`.CONNECT_S`. Raises ChannelClosed
+        where it is not reached, ProtocolError where another process answers."""
         channel = open_channel(broker_record, CONNECT_S)
         random = secrets.token_bytes(NONCE_BYTES)
         return Connection(channel, broker_record, self._runtime, random)
 
-    def listen(self) -> ListeningPort:
-        """See :class:`Network`."""
+    def listen(self) -> WebSocketPort:
+        """A port of this process. Raises InvalidInput where the address cannot be used."""
         return WebSocketPort(self._listen, self._runtime)
 
 
@@ -222,7 +194,9 @@ class WebSocketPort:
         self._size_name: str | None = None
         self._server: Server | None = None
         self.address = listen.advertise
+        """``host:port`` for the discovery record."""
         self.certificate = ""
+        """SHA-256 of its certificate, in hex; empty without TLS."""
         socket_owners.add(self)
         self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
         try:

@@ -21,7 +21,7 @@ from opendata_buffer import errors
 from opendata_buffer.broker.client import Connection, Lost, Refused
 from opendata_buffer.broker.committer import Discovery
 from opendata_buffer.broker.election import LeaderElection
-from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
+from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.batches import ConsumedBatch, HasRecords
@@ -226,7 +226,7 @@ class Worker(Closeable):
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        network: Network | None = None,
+        network: WebSocketNetwork | None = None,
         **settings: Any,
     ) -> None:
         config = WorkerConfig.of(config, settings)

@@ -1,4 +1,4 @@
-"""Appends to a manifest: the protocol :class:`Committer`, and the process's own.
+"""Appends to a manifest: a :class:`Committer`, and the process's own.
 
 While one compare-and-swap is in flight, appends of all producers of the process wait, and the next
 one takes them all. After each write, other processes may write (:class:`WriteFairness`).
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import statistics
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import opendata_buffer
 from opendata_buffer import errors
@@ -167,44 +168,6 @@ MOST_READ = 1_000
 """Of the entries that others appended, the newest so many are searched for their tags."""
 
 
-class Committer(Protocol):
-    """Appends batches to one queue. Thread-safe."""
-
-    @property
-    def attempts(self) -> int:
-        """Manifest writes tried so far."""
-
-    @property
-    def conflicts(self) -> int:
-        """How many of them lost against another writer."""
-
-    @property
-    def tag(self) -> str:
-        """Six characters for the ULIDs of all batches that are appended through it: by them other
-        processes count the writers. See :func:`.tagged_ulid`."""
-
-    def pause(self) -> float:
-        """Seconds until an append would begin, because others write; not above zero: at once. A
-        caller that puts its append together only then gets all of it into one write."""
-
-    def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
-        """Append entries, at least one, in one write: contiguous, in order, all or none. Blocks,
-        and returns the first sequence. No write begins after ``begin_by``, monotonic seconds.
-
-        Idempotent by location: what has landed is not appended again. A caller makes one append
-        at a time; appends of several callers land in any order.
-
-        Raises:
-            Conflict, QueueFull, TransientStorageError: Surely nothing was appended, and it may
-                be tried again.
-            CommitStateUnknown: It may have been appended.
-            OpenDataBufferError: Nothing was appended, and trying again does not help.
-        """
-
-    def close(self) -> None:
-        """One caller appends no more; called once by each."""
-
-
 @dataclass(slots=True, eq=False)
 class _Request:
     """One call of :meth:`GroupCommitter.append`; ``outcome`` is a sequence or an error."""
@@ -221,15 +184,49 @@ class _Joined:
     """A guard's answer: more appends wait by now, and go into the same write."""
 
 
-class SharedCommitter:
-    """A :class:`Committer` of several callers, from the first :meth:`join` to the last
-    :meth:`close`; ``on_end`` is called then."""
+class Committer(ABC):
+    """Appends batches to one queue, for callers that share it: from the first :meth:`join` to the
+    last :meth:`close`, when ``on_end`` is called. Thread-safe."""
+
+    tag: str
+    """Six characters for the ULIDs of all batches that are appended through it: by them other
+    processes count the writers. See :func:`.tagged_ulid`."""
 
     def __init__(self, runtime: Runtime, on_end: Callable[[], object]) -> None:
         self._condition = runtime.condition()
         self._on_end = on_end
         self._callers = 0
         self._ended = False
+
+    @property
+    @abstractmethod
+    def attempts(self) -> int:
+        """Manifest writes tried so far."""
+
+    @property
+    @abstractmethod
+    def conflicts(self) -> int:
+        """How many of them lost against another writer."""
+
+    @abstractmethod
+    def pause(self) -> float:
+        """Seconds until an append would begin, because others write; not above zero: at once. A
+        caller that puts its append together only then gets all of it into one write."""
+
+    @abstractmethod
+    def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
+        """Append entries, at least one, in one write: contiguous, in order, all or none. Blocks,
+        and returns the first sequence. No write begins after ``begin_by``, monotonic seconds.
+
+        Idempotent by location: what has landed is not appended again. A caller makes one append
+        at a time; appends of several callers land in any order.
+
+        Raises:
+            Conflict, QueueFull, TransientStorageError: Surely nothing was appended, and it may
+                be tried again.
+            CommitStateUnknown: It may have been appended.
+            OpenDataBufferError: Nothing was appended, and trying again does not help.
+        """
 
     @locked
     def join(self) -> bool:
@@ -247,7 +244,8 @@ class SharedCommitter:
         return True
 
     def close(self) -> None:
-        """See :class:`Committer`. After the last caller, the next one gets a new committer."""
+        """One caller appends no more; called once by each. After the last one, the next one gets a
+        new committer."""
         if self._leave():
             self._end()
 
@@ -259,14 +257,14 @@ class SharedCommitter:
             self._on_end()
         return self._ended
 
-    def _begin(self) -> None:
-        """Open what the callers share; with the lock."""
+    @abstractmethod
+    def _begin(self) -> None: ...
 
-    def _end(self) -> None:
-        """Close it, for the last caller."""
+    @abstractmethod
+    def _end(self) -> None: ...
 
 
-class GroupCommitter(SharedCommitter):
+class GroupCommitter(Committer):
     """Joins the appends of its callers; the thread that finds it idle writes for all of them."""
 
     def __init__(
@@ -326,6 +324,9 @@ class GroupCommitter(SharedCommitter):
             raise outcome
         assert outcome is not None
         return outcome
+
+    def _begin(self) -> None:
+        pass
 
     def _end(self) -> None:
         self._queue.close()
@@ -475,7 +476,7 @@ def committer_key(
     return process, id(store), config.manifest_path, "" if claim is None else claim.queue_id
 
 
-Shared = TypeVar("Shared", bound=SharedCommitter)
+Shared = TypeVar("Shared", bound=Committer)
 
 
 def share(

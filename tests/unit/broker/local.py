@@ -19,7 +19,7 @@ from opendata_buffer.broker.client import (
 )
 from opendata_buffer.broker.committer import BrokerPause
 from opendata_buffer.broker.election import LeaderElection
-from opendata_buffer.broker.network import Listen, ListeningPort, WebSocketNetwork, WebSocketPort
+from opendata_buffer.broker.network import Listen, WebSocketNetwork, WebSocketPort
 from opendata_buffer.broker.protocol import VALID_MS, BrokerEnd, ClientEnd, KeyPair, append_body
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -182,6 +182,8 @@ class NetworkOf(WebSocketNetwork):
 class Direct:
     """Appends without a broker, and counts how often."""
 
+    tag = "DIRECT"
+
     def __init__(self, store: Store) -> None:
         self._queue = Queue(store, CONFIG, runtime=RUNTIME, role="producer")
         self.used = 0
@@ -264,7 +266,7 @@ class Overtaken(MemoryStore):
         self.asked.append(broker_record.address)
         raise ChannelClosed("no network")
 
-    def listen(self) -> ListeningPort:
+    def listen(self) -> WebSocketPort:
         raise NotImplementedError
 
 

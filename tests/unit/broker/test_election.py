@@ -11,7 +11,7 @@ import pytest
 from opendata_buffer.broker import election as election_module
 from opendata_buffer.broker.client import ChannelRefused, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
-from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
+from opendata_buffer.broker.network import WebSocketNetwork, WebSocketPort
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Task
 from opendata_buffer.stores.base import Store
@@ -182,7 +182,7 @@ def test_a_host_that_has_no_thread_left_for_a_moment_goes_on_and_serves_later(
 
 def test_a_host_that_cannot_listen_says_why() -> None:
     class Taken(WebSocketNetwork):
-        def listen(self) -> ListeningPort:
+        def listen(self) -> WebSocketPort:
             raise InvalidInput("the port is taken")
 
     ours = LeaderElection(MemoryStore(), CONFIG, RUNTIME, Taken(RUNTIME))
