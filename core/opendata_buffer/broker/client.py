@@ -212,14 +212,13 @@ class _Request:
     """A request that waits for its answer; ``lost`` is the result where none comes.
 
     It carries the broker's clock that arrived at ``clock_at``, for ``valid_s`` seconds, and no
-    write of it begins after ``begin_by``. Where it was ``posted`` no thread waits for its answer.
+    write of it begins after ``begin_by``.
     """
 
     lost: Lost
     clock_at: float = 0.0
     valid_s: float = 0.0
     begin_by: float = float("-inf")
-    posted: bool = False
     answer: Answer | Reply | OpenDataBufferError | None = None
 
 
@@ -336,22 +335,6 @@ class Connection:
         answer = self._complete(number, request, {**body, "n": number}, timeout)
         return Refused("unknown") if isinstance(answer, int) else answer
 
-    def post(self, body: Mapping[str, Any], until: float | None) -> bool:
-        """Send a request whose answer no thread waits for; False when it was not sent. Where too
-        many are unanswered it waits for room until that time, monotonic seconds."""
-        with self._condition:
-            self._await_room(until)
-            if self.is_over or self._is_full():
-                return False
-            number = self._enter(_Request(Lost(self._next, self._clock_at), posted=True))
-        return self._transmit({**body, "n": number})
-
-    def await_posted(self, until: float | None) -> None:
-        """Wait until all that was posted is answered, or the connection has ended. Closed while
-        answers come in, it may discard what was sent on it."""
-        with self._condition:
-            self._wait_for(lambda: not any(each.posted for each in self._pending.values()), until)
-
     def stats(self, timeout: float) -> dict[str, Any] | None:
         """The broker's counters; None without an answer within ``timeout`` seconds."""
         deadline = self._runtime.monotonic() + timeout
@@ -375,10 +358,6 @@ class Connection:
         self._number += 1
         self._pending[self._number] = request
         return self._number
-
-    def _is_full(self) -> bool:
-        # At one more request the broker would close the connection.
-        return len(self._pending) >= protocol.MAX_OPEN_REQUESTS
 
     def _complete(
         self, number: int, request: _Request, body: dict[str, Any], timeout: float | None = None
@@ -408,7 +387,8 @@ class Connection:
         return request.answer
 
     def _await_room(self, until: float | None) -> None:
-        self._wait_for(lambda: not self._is_full(), until)
+        # At one more request the broker would close the connection.
+        self._wait_for(lambda: len(self._pending) < protocol.MAX_OPEN_REQUESTS, until)
 
     def _wait_for(self, is_true: Callable[[], bool], until: float | None) -> None:
         """Wait, with the lock, until that is true or the connection has ended."""
@@ -505,8 +485,6 @@ class Connection:
                 raise protocol.ProtocolError(
                     f"unknown message {str(body.get('op'))[:50]!r} of the broker"
                 )
-        if request is not None and request.posted:
-            del self._pending[body["n"]]
         self._condition.notify_all()
 
     def _renew(self) -> list[int]:

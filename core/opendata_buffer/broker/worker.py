@@ -29,7 +29,7 @@ from opendata_buffer.consumer.consumer import check_reader
 from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch, ReadAhead
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.queue import require_queue
-from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime
+from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
@@ -72,7 +72,6 @@ class Claim:
         handed out again before ``rest_ms`` milliseconds."""
         return {
             "op": "finish",
-            "n": 0,
             "how": how,
             "sequence": self.sequence,
             "token": self.token,
@@ -311,10 +310,7 @@ class Worker(Closeable):
             self._condition.notify_all()
         connection = self._discovery.close()
         if connection is not None:
-            until = None if timeout is None else self._runtime.monotonic() + timeout
-            for claim in claims:
-                self._give_back(connection, claim, until)
-            connection.await_posted(until)
+            self._give_back(connection, claims, timeout)
             connection.close()
         if self._election is not None:
             self._election.stop(timeout)
@@ -379,15 +375,25 @@ class Worker(Closeable):
 
     def _release(self, batches: Sequence[ClaimedBatch]) -> None:
         connection = self._discovery.connection
-        until = self._runtime.monotonic() + self._config.timeout_ms / 1000
         for batch in batches:
-            claim = batch._claim
-            self._drop(claim)
-            if connection is not None and not claim.over:
-                self._give_back(connection, claim, until)
+            self._drop(batch._claim)
+        if connection is not None:
+            claims = [batch._claim for batch in batches if not batch._claim.over]
+            self._give_back(connection, claims, self._config.timeout_ms / 1000)
 
-    def _give_back(self, connection: Connection, claim: Claim, until: float | None) -> bool:
-        return connection.post(self._signed(claim.end("release")), until)
+    def _give_back(
+        self, connection: Connection, claims: Sequence[Claim], timeout: float | None
+    ) -> None:
+        """Release claims; one that is not released in time lapses."""
+        until = None if timeout is None else self._runtime.monotonic() + timeout
+
+        def release(claim: Claim) -> None:
+            left = None if until is None else until - self._runtime.monotonic()
+            if left is None or left > 0:
+                with suppress(errors.OpenDataBufferError):
+                    connection.ask(self._signed(claim.end("release")), left)
+
+        in_parallel(self._runtime, release, claims)
 
     def _finish(self, claim: Claim, end: dict[str, Any]) -> None:
         try:
@@ -445,11 +451,12 @@ class Worker(Closeable):
             # With an answer: otherwise a broker that died would get heartbeats for ever.
             beat = {"op": "beat", "tokens": [each.token for each in held]}
             answer = connection.ask(self._signed(beat))
-            # Without waiting for room: heartbeats do not wait for it either. The rest is released
-            # with the next heartbeat.
-            asap = self._runtime.monotonic()
-            dropped = [each for each in dropped if self._give_back(connection, each, asap)]
-        except errors.OpenDataBufferError as error:
+            if dropped:
+                # By a thread of its own: the next heartbeat does not wait for the answers.
+                timeout_s = self._config.timeout_ms / 1000
+                release = partial(self._give_back, connection, dropped, timeout_s)
+                self._runtime.spawn(release, "opendata-buffer-release")
+        except (errors.OpenDataBufferError, RuntimeError) as error:  # also: no thread is left
             log.debug("a heartbeat was not sent: %s", error)
             return
         if isinstance(answer, Refused):
