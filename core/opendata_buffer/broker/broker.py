@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker import protocol
@@ -28,6 +27,7 @@ from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
 
+Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
 
 MAX_WAITING_ENTRIES = 100_000
@@ -78,6 +78,30 @@ def find_earlier_attempt(
     return guard
 
 
+def in_order(
+    method: Callable[Concatenate[SharedQueue, Parameters], T],
+) -> Callable[Concatenate[SharedQueue, Parameters], T]:
+    """Run one of these methods of an object at a time, in the order of the calls. With a lock
+    instead, a thread that comes back at once may get it again and again."""
+
+    @wraps(method)
+    def run(self: SharedQueue, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> T:
+        call = object()
+        with self._condition:
+            self._calls.append(call)
+        try:
+            with self._condition:
+                while self._calls[0] is not call:
+                    self._condition.wait()
+            return method(self, *args, **kwargs)
+        finally:
+            with self._condition:
+                self._calls.remove(call)
+                self._condition.notify_all()
+
+    return run
+
+
 class SharedQueue(Queue):
     """The queue of a broker: one thread appends for producers, another one acknowledges. With a
     queue each, the latter would read first, and lose every race against the one that writes from
@@ -101,62 +125,23 @@ class SharedQueue(Queue):
         self._calls: deque[object] = deque()
         self._written_at = float("-inf")
 
-    @contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """One call at a time, in the order of the calls. With a lock instead, a thread that comes
-        back at once may get it again and again."""
-        call = object()
-        with self._condition:
-            self._calls.append(call)
-        try:
-            with self._condition:
-                while self._calls[0] is not call:
-                    self._condition.wait()
-            yield
-        finally:
-            with self._condition:
-                self._calls.remove(call)
-                self._condition.notify_all()
-
-    def append(
-        self,
-        entries: Sequence[NewEntry],
-        *,
-        guard: Callable[[Manifest], T | None] | None = None,
-        read_first: bool = False,
-        makes_room: bool = False,
-    ) -> int | T:
+    @in_order
+    def append(self, /, entries: Sequence[NewEntry], **options: Any) -> Any:
         """See :meth:`Queue.append`."""
-        with self._in_order():
-            found = super().append(
-                entries, guard=guard, read_first=read_first, makes_room=makes_room
-            )
-            self._written_at = self._runtime.monotonic()
-            return found
+        found = super().append(entries, **options)
+        self._written_at = self._runtime.monotonic()
+        return found
 
-    def claim_epoch(
-        self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
-    ) -> Manifest:
-        """See :meth:`Queue.claim_epoch`."""
-        with self._in_order():
-            return super().claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
-
-    def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
-        """See :meth:`Queue.dequeue`."""
-        with self._in_order():
-            return super().dequeue(through_sequence, epoch)
+    claim_epoch = in_order(Queue.claim_epoch)
+    dequeue = in_order(Queue.dequeue)
+    close = in_order(Queue.close)
+    _read = in_order(Queue.read)
 
     def read(self) -> Manifest | None:
         """See :meth:`Queue.read`; what this process wrote just now is not read again."""
         if self._runtime.monotonic() - self._written_at < FRESH_S:
             return self.last_seen
-        with self._in_order():
-            return super().read()
-
-    def close(self) -> None:
-        """See :meth:`Queue.close`."""
-        with self._in_order():
-            super().close()
+        return self._read()
 
 
 class Broker:
