@@ -353,15 +353,9 @@ class BrokeredCommitter(Committer):
         """See :class:`Committer`; of the appends this process made alone."""
         return self._alone.conflicts
 
-    @property
-    def broker(self) -> DiscoveryRecord | None:
-        """The broker that is connected; None while this process appends alone."""
-        connection = self._discovery.connection
-        return None if connection is None else connection.broker_record
-
     def pause(self) -> float:
         """See :class:`Committer`."""
-        return self._alone.pause() if self.broker is None else 0.0
+        return self._alone.pause() if self._discovery.connection is None else 0.0
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""

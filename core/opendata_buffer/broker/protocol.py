@@ -183,7 +183,7 @@ class BrokerEnd(_End):
 
     def hello(self) -> bytes:
         """The first message, the broker's."""
-        return _line({"v": _VERSION, "term": self._term, "nonce": self._nonce.hex()})
+        return json.dumps({"v": _VERSION, "term": self._term, "nonce": self._nonce.hex()}).encode()
 
     def welcome(self, prove: bytes) -> bytes:
         """The answer to the client's message, which shows that it knows the secret."""
@@ -194,7 +194,7 @@ class BrokerEnd(_End):
         if not hmac.compare_digest(shown, expected):
             raise ProtocolError("a client does not know this term's secret")
         own = self._agree(theirs, self._nonce, theirs)
-        return _line({"name": self.proof_name, "proof": own.hex()})
+        return json.dumps({"name": self.proof_name, "proof": own.hex()}).encode()
 
 
 class ClientEnd(_End):
@@ -219,7 +219,8 @@ class ClientEnd(_End):
         if len(self._nonce) != NONCE_BYTES:
             raise ProtocolError(f"the broker's nonce is not {NONCE_BYTES} bytes")
         shown = proof(self._secret, b"client", self._nonce, self._keys.share)
-        return _line({"v": _VERSION, "share": self._keys.share.hex(), "proof": shown.hex()})
+        answer = {"v": _VERSION, "share": self._keys.share.hex(), "proof": shown.hex()}
+        return json.dumps(answer).encode()
 
     def finish(self, welcome: bytes) -> None:
         """Check the broker's answer; messages can be sent after it."""
@@ -232,10 +233,6 @@ class ClientEnd(_End):
         if not hmac.compare_digest(_bytes(message, "proof"), expected):
             self._key = b""
             raise ProtocolError("the process at the broker's address is not the announced broker")
-
-
-def _line(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message).encode()
 
 
 def _handshake(data: bytes) -> dict[str, Any]:

@@ -387,11 +387,6 @@ class Accumulator:
         """Bytes of ``max_buffered_bytes`` in use."""
         return self._held()
 
-    @locked
-    def waiting_calls(self) -> int:
-        """Accepted calls whose outcome is not known."""
-        return sum(batch.calls for batch in self._in_flight.values()) + self.batcher.calls
-
     # Called by workers.
 
     @locked

@@ -40,7 +40,7 @@ from opendata_buffer.formats.batch import (
     join_records,
     seal_pieces,
 )
-from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.handles import Completion, Durable, WriteHandle
 from opendata_buffer.runtime import Moment
 
@@ -304,11 +304,6 @@ class Batch:
     last_error: OpenDataBufferError | None = None  # of its last attempt
     outcome: Durable | BaseException | None = None
 
-    @property
-    def entry(self) -> NewEntry:
-        """The queue entry to append."""
-        return NewEntry(self.location, self.metadata)
-
     def age(self, now: Moment) -> float:
         """Seconds since its name was made, by the clock with the larger difference (failure F5)."""
         return 0.0 if self.named is None else self.named.age_ms(now) / 1000
@@ -392,38 +387,27 @@ class Batcher:
         self._flush_size = config.flush_size_bytes
         self._max_size = config.max_batch_bytes
         self._completion = completion
-        self._batches: deque[Batch] = deque()  # sealed ones; the last may be open
+        self.batches: deque[Batch] = deque()
+        """In produce order: sealed ones; the last may be open."""
         self._last_due_at: float | None = None
         self.buffer = CLOSED  # the one that is open now
 
     @property
     def due_at(self) -> float | None:
         """The time at which :meth:`take` has a batch; None when there is none."""
-        if not self._batches:
+        if not self.batches:
             return None
-        first = self._batches[0]
+        first = self.batches[0]
         return first.due_at if first.sealed_at is None else first.sealed_at
 
     @property
     def held(self) -> int:
         """Bytes of ``max_buffered_bytes`` that wait here."""
-        if not self._batches:
+        if not self.batches:
             return 0
-        first, last = self._batches[0], self._batches[-1]
+        first, last = self.batches[0], self.batches[-1]
         in_buffer = 0 if last.buffer is None else last.buffer.held
         return last.held_before + last.held + in_buffer - first.held_before
-
-    @property
-    def calls(self) -> int:
-        """Calls that wait here."""
-        buffer = self._batches[-1].buffer if self._batches else None
-        counted = sum(batch.calls for batch in self._batches)
-        return counted if buffer is None else counted + buffer.calls
-
-    @property
-    def batches(self) -> list[Batch]:
-        """In produce order."""
-        return list(self._batches)
 
     def add(self, request: ProduceRequest, now: float) -> Completion:
         """Put a request into the open batch, or into a new one; returns the batch's completion."""
@@ -471,7 +455,7 @@ class Batcher:
         separator = self._new(now)
         separator.ordered = True
         separator.sealed_at = now
-        self._batches.append(separator)
+        self.batches.append(separator)
 
     def seal(self, now: float) -> None:
         """Close the open batch, however small it is."""
@@ -482,22 +466,22 @@ class Batcher:
 
     def take(self, now: float) -> Batch | None:
         """The oldest sealed batch; the open one counts when it is due."""
-        if not self._batches:
+        if not self.batches:
             return None
-        first = self._batches[0]
+        first = self.batches[0]
         if first.sealed_at is None:
             if now < first.due_at:
                 return None
             self._close_buffer()
             first.sealed_at = now
         first.close_buffer()  # an interrupted caller may have left it open
-        return self._batches.popleft()
+        return self.batches.popleft()
 
     def _close_buffer(self) -> None:
         """Make callers take the lock, and count what is in the buffer."""
         self.buffer = CLOSED
-        if self._batches:
-            self._batches[-1].close_buffer()
+        if self.batches:
+            self.batches[-1].close_buffer()
 
     def _fitting(self, size: int, count: int, alone: bool, now: float) -> Batch | None:
         """The open batch, if so much more fits; otherwise it is sealed."""
@@ -523,19 +507,19 @@ class Batcher:
         return batch.sealed_at is not None
 
     def _open(self) -> Batch | None:
-        last = self._batches[-1] if self._batches else None
+        last = self.batches[-1] if self.batches else None
         return last if last is not None and last.sealed_at is None else None
 
     def _new(self, now: float) -> Batch:
         batch = Batch(self._completion(), self._next_due_at(now))
-        if self._batches:
-            last = self._batches[-1]
+        if self.batches:
+            last = self.batches[-1]
             batch.held_before = last.held_before + last.held
         return batch
 
     def _append(self, batch: Batch) -> None:
         self._last_due_at = batch.due_at
-        self._batches.append(batch)
+        self.batches.append(batch)
 
     def _next_due_at(self, now: float) -> float:
         """An interval from now; under a steady load one interval after the last was due: the wait

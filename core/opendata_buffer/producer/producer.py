@@ -24,6 +24,7 @@ from uuid import UUID
 from opendata_buffer import errors, metrics
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import Transaction, batch_key, tagged_ulid
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages import parse_uuid
 from opendata_buffer.producer.accumulator import Accumulator
 from opendata_buffer.producer.batching import (
@@ -572,7 +573,7 @@ class Sender:
     def _append(self, committer: Committer, group: list[Batch]) -> None:
         pause = False
         try:
-            entries = [batch.entry for batch in group]
+            entries = [NewEntry(batch.location, batch.metadata) for batch in group]
             with deadline(self._runtime, self._append_limit):
                 first = committer.append(entries, begin_by=self.accumulator.begin_by(group))
         except (errors.Conflict, errors.QueueFull, errors.TransientStorageError) as error:
@@ -640,8 +641,8 @@ def _close_forgotten() -> None:
             sender.close(None)
             sender.accumulator.check()
         except KeyboardInterrupt:
-            calls = sender.accumulator.waiting_calls()
-            log.error("interrupted: %d produce() calls are not durable", calls)
+            held = sender.accumulator.held_bytes()
+            log.error("interrupted: what was produced is not durable, about %d bytes", held)
             return
         except Exception:
             log.exception("closing the producer failed")

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from opendata_buffer import errors
 from opendata_buffer.config import ConsumerConfig
@@ -45,6 +45,18 @@ def round_robin(
         *(zip(repeat(name), waiting[name]) for name in names[begin:] + names[:begin])
     )
     return list(islice((each for row in rows for each in row if each is not None), limit))
+
+
+class Delivered(Protocol):
+    """The fields of a delivered batch that an acknowledgement needs."""
+
+    @property
+    def partition(self) -> str:
+        """Its partition."""
+
+    @property
+    def sequence(self) -> int:
+        """Position in the partition's queue."""
 
 
 class PartitionReader(Consumer):
@@ -183,11 +195,11 @@ class TopicConsumer(BatchLoop):
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
-    def position_of(self, batch: ConsumedBatch | ArrowBatch) -> Position:
+    def position_of(self, batch: Delivered) -> Position:
         """The position to save with a delivered batch: behind it and all before it."""
         return self._reader(batch.partition).position_of(batch.sequence)
 
-    def ack(self, batch: ConsumedBatch | ArrowBatch) -> None:
+    def ack(self, batch: Delivered) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
 
         Every ``config.ack_interval`` entries the partition's manifest is written; what an open
@@ -204,7 +216,7 @@ class TopicConsumer(BatchLoop):
         reader = self._reader(batch.partition)
         self._uninterrupted(lambda: reader.ack(batch.sequence))
 
-    def source_of(self, batch: ConsumedBatch | ArrowBatch) -> str:
+    def source_of(self, batch: Delivered) -> str:
         """See :meth:`.Consumer.source_of`."""
         return self._reader(batch.partition).source_of()
 
@@ -380,8 +392,7 @@ class TopicConsumer(BatchLoop):
         reader = self._readers.pop(name, None)
         if reader is not None:
             log.info("partition %s was drained and has left the topic", name)
-            with suppress(errors.Drained):
-                reader.close()
+            reader.close()
 
     def _reader(self, name: str) -> PartitionReader:
         found = self._readers.get(name)

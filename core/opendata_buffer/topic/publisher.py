@@ -341,12 +341,11 @@ class Publisher(Closeable):
                 log.warning("a transaction was not aborted, and will be: %s", error)
                 self._unaborted = self._open
             raise
-        if self._open is not None:
-            try:
-                self.commit(timeout)
-            except TimeoutError:
-                self.abort()
-                raise
+        try:
+            self.commit(timeout)
+        except TimeoutError:
+            self.abort()
+            raise
 
     @locked
     def publish_committed(self, entries: Entries, **options: Unpack[ProduceOptions]) -> TopicHandle:

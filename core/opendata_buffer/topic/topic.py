@@ -274,10 +274,7 @@ class Topic:
                 why = f"its reader {behind[0]!r} is at {read_to}" if behind else "it has no reader"
                 log.info("partition %s is not closed yet: %s", partition, why)
                 return False
-        try:
-            return queue.seal(read_to)
-        except errors.Drained:
-            return True
+        return queue.seal(read_to)
 
     @staticmethod
     def config_of(partition: str, config: Config) -> Config:
