@@ -266,9 +266,6 @@ class Overtaken(MemoryStore):
         self.asked.append(broker_record.address)
         raise ChannelClosed("no network")
 
-    def listen(self) -> WebSocketPort:
-        raise NotImplementedError
-
 
 KEYS = KeyPair.of(b"k" * 32)
 NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

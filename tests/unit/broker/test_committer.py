@@ -206,19 +206,6 @@ def test_a_broker_that_refuses_one_append_stays_connected() -> None:
 HOST = replace(CONFIG, broker="host")
 
 
-def test_producers_of_a_process_share_one_and_the_last_one_ends_it() -> None:
-    store = MemoryStore()
-    first = open_committer(store, CONFIG, RUNTIME, None)
-    second = open_committer(store, CONFIG, RUNTIME, None)
-    assert first is second
-    first.close()
-    assert second.append(entries("a"), begin_by=soon()) == 0
-    second.close()
-    third = open_committer(store, CONFIG, RUNTIME, None)
-    assert third is not first
-    third.close()
-
-
 def test_off_asks_no_broker() -> None:
     ours = open_committer(MemoryStore(), replace(CONFIG, broker="off"), RUNTIME, None)
     assert isinstance(ours, GroupCommitter)

@@ -215,6 +215,31 @@ def test_what_is_advertised_is_announced() -> None:
     port.close()
     port.close()
     assert port.address == "broker.example:9100"
+    port = WebSocketPort(Listen(host="0.0.0.0"), RUNTIME)
+    port.close()
+    assert port.address.startswith(f"{own_address()}:")
+
+
+def test_a_forked_child_gives_its_parents_sockets_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Owner:
+        def descriptors(self) -> list[int]:
+            return [ours.fileno(), -1]
+
+    ours, theirs = socket.socketpair()
+    owner = Owner()
+    monkeypatch.setattr(network, "socket_owners", {owner})
+    network._close_sockets()
+    assert theirs.recv(1) == b"", "the other side is told"
+    ours.close()
+    theirs.close()
+    with serving() as (_, broker_record, port):
+        channel = open_channel(broker_record, WAIT_S)
+        assert channel.receive(WAIT_S)
+        assert len(port.descriptors()) == 2
+        channel.close()
+        assert channel.descriptors() == [-1]
+        with pytest.raises(ChannelClosed):
+            channel.send(b"")
 
 
 @pytest.fixture

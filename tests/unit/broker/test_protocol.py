@@ -23,6 +23,7 @@ from opendata_buffer.broker.protocol import (
     parse_beat,
     parse_claim,
     parse_finish,
+    parse_reader,
 )
 from opendata_buffer.errors import CommitStateUnknown, Conflict, OpenDataBufferError, QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
@@ -148,6 +149,9 @@ def test_requests_out_of_bounds_are_cut_or_refused() -> None:
     for wrong in ({"how": "drop"}, {"token": -1}):
         with pytest.raises(ProtocolError):
             parse_finish({**finish, **wrong}, print)
+    for reader in ("a/b", 7):
+        with pytest.raises(ProtocolError):
+            parse_reader({"reader": reader})
     for tokens in (None, ["a"], "12"):
         with pytest.raises(ProtocolError):
             parse_beat({"tokens": tokens})

@@ -99,6 +99,9 @@ def test_a_broker_of_another_term_or_version_is_refused() -> None:
         client.prove(broker.hello())
     with pytest.raises(ProtocolError, match=r"version 1 .* run one version"):
         client.prove(b'{"v": 1, "term": 7, "nonce": "00"}')
+    for nonce in (b"00", b"no digits"):
+        with pytest.raises(ProtocolError, match="nonce is not 32 bytes"):
+            client.prove(b'{"v": 2, "term": 8, "nonce": "%b"}' % nonce)
 
 
 def test_a_message_that_is_left_out_sent_back_or_of_another_connection_is_refused() -> None:

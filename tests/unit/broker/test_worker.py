@@ -117,7 +117,7 @@ def test_of_an_undecided_transaction_each_batch_is_handed_out_and_so_is_its_end(
     store.put(message, encode_batch([b"undecided"]))
     queue.append([NewEntry(message)])
     (batch,) = workers[0].claim()
-    assert batch.entries == [b"undecided"]
+    assert [each.value for each in batch.records()] == [b"undecided"]
     # It is rolled back: a worker learns of that by an empty batch only.
     store.put(acknowledgement, encode_batch([]))
     queue.append([NewEntry(acknowledgement)])
@@ -320,7 +320,7 @@ def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(store: M
         (again,) = other.claim(timeout=60)
         assert again.sequence == 0
         assert again.delivery_count >= 2
-        again.done()
+        again.ack()
 
 
 def test_a_heartbeat_that_comes_too_late_makes_no_worker_sure_of_its_claim(

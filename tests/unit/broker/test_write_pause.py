@@ -11,7 +11,6 @@ import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRecord, Lost, Refused
 from opendata_buffer.broker.committer import IDLE_SEARCH_S, SEARCH_S, BrokerPause
-from opendata_buffer.broker.network import WebSocketPort
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified
@@ -77,9 +76,6 @@ class World:
             raise ChannelClosed("no network")
         self.brokers.append(FakeConnection(*[{"op": "given"}] * 9, record=broker_record))
         return self.brokers[-1]  # type: ignore[return-value]
-
-    def listen(self) -> WebSocketPort:
-        raise NotImplementedError
 
     def append(self, name: str, *, faster: int = 0) -> None:
         self.store.faster = faster

@@ -155,6 +155,31 @@ def test_a_transaction_whose_abort_failed_is_aborted_before_the_next_one(store: 
             raise AssertionError("not reached")
 
 
+def test_a_transaction_that_is_not_durable_in_time_is_aborted(store: Faulty) -> None:
+    topic = Topic.open(URL, store=store)
+    with Publisher(topic, "billing", config=producing(flush_interval_ms=100)) as publisher:
+        with pytest.raises(TimeoutError), publisher.transaction(timeout=0.0) as txn:
+            txn.produce([b"1"], partition="0")
+        with publisher.transaction():
+            pass
+        assert publisher.build_ack_intents().clocks == {}
+    assert (seen(store), still_open(store)) == ([], [])
+
+
+def test_a_publisher_closes_also_where_its_markers_are_refused(
+    store: Faulty, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = opened(store, "billing")
+    for publish in (publisher.publish_committed, publisher.publish_uncommitted):
+        publish([b"1"], partition="0").result(WAIT_S)
+    store.fail("put_if", f"{NAMES[0]}/manifest", PermanentStorageError("access denied"))
+    with caplog.at_level("INFO"):
+        publisher.close()
+    assert "was not rolled back, and will be: access denied" in caplog.text
+    assert "readers remember this publisher for some weeks: access denied" in caplog.text
+    assert (seen(store), still_open(store)) == ([b"1"], [NAMES[0]])
+
+
 @pytest.mark.parametrize("name", [None, "billing"])
 def test_closing_rolls_an_open_transaction_back(store: Faulty, name: str | None) -> None:
     with opened(store, name) as publisher:

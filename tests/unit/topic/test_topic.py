@@ -66,6 +66,8 @@ def test_a_topic_that_is_made_is_found_and_opened() -> None:
 def test_a_topic_that_is_not_there_says_how_to_make_it() -> None:
     with pytest.raises(InvalidInput, match="topic create memory:// --partitions 4"):
         opened(MemoryStore())
+    with pytest.raises(InvalidInput, match=r"no topic at memory://.* and no queue below 'ingest'"):
+        Topic.of(CONFIG, store=MemoryStore(), runtime=ManualRuntime())
 
 
 def test_a_second_topic_at_one_root_is_refused() -> None:
@@ -94,6 +96,7 @@ def test_f1_f2_a_lost_answer_makes_no_second_topic(step: object) -> None:
 
 def test_a_root_with_a_queue_below_it_becomes_no_topic() -> None:
     store = MemoryStore()
+    store.put("a file", b"")
     claim_for_writing(store, QueueConfig(store="memory://unused"))
     with pytest.raises(InvalidInput, match="a queue at 'ingest'"):
         create(store)
@@ -223,8 +226,11 @@ class Joined(ManualRuntime):
     def __init__(self) -> None:
         super().__init__()
         self.tasks: list[Task] = []
+        self.refuses = False
 
     def spawn(self, target: object, name: str) -> Task:
+        if self.refuses:
+            raise RuntimeError("can't start new thread")
         task = super().spawn(target, name)  # type: ignore[arg-type]
         self.tasks.append(task)
         return task
@@ -252,6 +258,10 @@ def test_a_fresh_description_costs_nothing_and_an_old_one_is_read_in_the_backgro
     task.join(WAIT_S)
     assert len(known.get().names) == 3
     assert reads == [True]
+    topic.expand(4)
+    runtime.advance(2.1)
+    runtime.refuses = True
+    assert len(known.get().names) == 4
 
 
 def test_after_a_long_pause_the_caller_waits_for_a_read() -> None:
