@@ -45,13 +45,6 @@ def test_however_long_the_names_of_workers_the_object_can_be_read_again(name: st
     assert claims.free(2**63 + 10) == []
 
 
-def test_what_another_consumer_dequeued_is_forgotten() -> None:
-    claims = NEW.claim([10, 11, 13], "a", 1_000).finish(12).dequeued_to(12)
-    assert claims.frontier == 13
-    assert set(claims.held) == {13}
-    assert claims.dequeued_to(5) is claims
-
-
 def test_one_batch_that_is_never_finished_does_not_let_the_object_grow_without_end() -> None:
     claims = Claims(1, 0, done=frozenset(range(1, MAX_OPEN)))
     assert json.loads(encode(claims))["done"] == [[1, MAX_OPEN - 1]]

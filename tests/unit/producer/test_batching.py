@@ -16,7 +16,6 @@ from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.batching import (
     METADATA_FLUSH_BYTES,
     RANGE_BYTES,
-    RECORD_HELD,
     RECORDS_AT_ONCE,
     REQUEST_HELD,
     AppendBuffer,
@@ -405,22 +404,3 @@ def test_f35_calls_of_one_time_and_payload_share_a_range() -> None:
     given = [(b"a", 1), (b"a", 1), (b"b", 1), (b"a", 1), (b"a", 2)]
     made = batch(*(call(b"", payload, at=at) for payload, at in given))
     assert ranges(made) == tuple(Metadata(n, *given[n][::-1]) for n in (0, 2, 3, 4))
-
-
-def test_a_buffer_is_counted_when_it_is_closed_and_stands_in_its_place() -> None:
-    made = batch(call(b"first", at=5))
-    counted = (made.count, made.calls, made.size)
-    buffer = AppendBuffer(b"second", 5, None, 10_000, 1.0)
-    made.add(buffer)
-    buffer.append(b"third")
-    buffer.left -= len(b"third") + RECORD_HELD
-    assert (made.count, made.calls, made.size) == counted
-    made.close_buffer()
-    made.close_buffer()
-    assert (made.count, made.calls) == (3, 3)
-    made.add(call(b"last", at=6))
-    most = made.size
-    data = b"".join(made.encode(Compression.NONE, 3))
-    assert decode_batch(data) == [b"first", b"second", b"third", b"last"]
-    assert made.metadata == (Metadata(0, 5), Metadata(3, 6))
-    assert (made.count, made.size) == (4, most)

@@ -393,22 +393,6 @@ def test_a_producer_is_not_made_when_no_thread_would_flush_it(threads: int) -> N
     assert records(store) == [b"a"]
 
 
-def test_in_a_forked_child_no_record_goes_into_its_parents_buffer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = MemoryStore()
-    with Producer(held_config(), store=store) as producer:
-        producer.send(b"a")
-        with monkeypatch.context() as child:
-            child.setattr(producer_module, "_open_senders", {producer._sender})
-            child.setattr(producer, "_pid", -1)
-            producer_module._let_go()
-            with pytest.raises(Closed, match="in each process, after the fork"):
-                producer.send(b"b")
-            producer.close()
-    assert records(store) == [b"a"]
-
-
 def test_f30_exit_closes_every_forgotten_producer_until_it_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
