@@ -188,7 +188,9 @@ class WebSocketPort:
         self._clients: set[ServerConnection] = set()
         self._open: set[ServerConnection] = set()
         self._refused: set[str] = set()
-        files = _file_limit()
+        # Clients must leave some of the files that the process may open to its own store.
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = 2 * MAX_CLIENTS if soft == resource.RLIM_INFINITY else soft
         self._most_clients = min(MAX_CLIENTS, files // 2)
         self._most_open = min(MAX_CLIENTS + MAX_OPEN_HANDSHAKES, files * 3 // 4)
         self._size_name: str | None = None
@@ -429,12 +431,6 @@ def _name_of_size() -> str | None:
     protocol = ServerProtocol(max_size=1)
     names = ("max_message_size", "max_size")
     return next((name for name in names if getattr(protocol, name, None) == 1), None)
-
-
-def _file_limit() -> int:
-    """Files that the process may have open: clients must leave some to its own store."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2 * MAX_CLIENTS if soft == resource.RLIM_INFINITY else soft
 
 
 async def _write(
