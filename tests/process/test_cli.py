@@ -188,29 +188,6 @@ def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: s
     assert ok("consume", store, "--ack") == b"one\n"
 
 
-def run_closed(redirection: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a command that has no standard input or output."""
-    words = ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments]
-    return subprocess.run(words, capture_output=True, timeout=PATIENCE, check=False)
-
-
-@pytest.mark.parametrize("command", ["consume", "produce", "status"])
-def test_a_closed_standard_output_is_refused_before_anything_is_taken(
-    store: str, command: str
-) -> None:
-    ok("produce", store, stdin=b"a\n")
-    done = run_closed(">&-", command, store)
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"error: standard output is closed")
-    assert (status(store)["epoch"], status(store)["next_sequence"]) == (0, 1)
-
-
-def test_a_closed_standard_input_is_no_empty_one(store: str) -> None:
-    done = run_closed("<&-", "produce", store)
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"error: standard input is closed")
-
-
 # ---- commands end in time, whatever the store does and whenever a signal arrives
 
 # Stands in for a store that hangs in one upload, in the process of the command.
@@ -317,15 +294,6 @@ def test_a_signal_during_a_hanging_upload_reports_which_lines_are_durable(
     assert b"ended by a signal: of the input, lines 1 to 2 are durable\n" in err
 
 
-def test_an_orderly_end_reports_that_all_lines_are_durable(tmp_path: Path) -> None:
-    process = with_two_durable_lines(tmp_path, *COMMAND)
-    process.terminate()
-    code, _, err = end(process)
-    assert code == 143
-    assert err == b"ended by a signal: of the input, lines 1 to 2 are durable\n"
-    assert status(str(tmp_path))["queue_length"] == 1
-
-
 # Each sends Ctrl-C to itself at a moment of its own.
 LOADING = """
 import os, signal, sys
@@ -356,11 +324,7 @@ main()
 
 @pytest.mark.parametrize(
     ("script", "command", "code"),
-    [
-        (LOADING, "status", 130),
-        (IN_EXEC, "status", 130),
-        (AT_EXIT, "produce", 0),
-    ],
+    [(LOADING, "status", 130), (IN_EXEC, "status", 130), (AT_EXIT, "produce", 0)],
     ids=["loading", "in exec", "at exit"],
 )
 def test_ctrl_c_at_any_moment_ends_with_a_code_and_not_by_the_signal(

@@ -110,7 +110,7 @@ def run_group(group: click.Group) -> NoReturn:
     _handle_signals()
     threading.excepthook = _log_thread_failure
     try:
-        group.main(prog_name="opendata-buffer")
+        sys.exit(group.main(prog_name="opendata-buffer"))  # it exits itself
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:  # click writes help and version before it invokes a command.
@@ -119,7 +119,6 @@ def run_group(group: click.Group) -> NoReturn:
         sys.exit(1)
     finally:
         _ignore_signals()
-    sys.exit(0)
 
 
 def _flush_stdout() -> None:

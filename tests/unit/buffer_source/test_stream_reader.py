@@ -69,6 +69,11 @@ def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
     ]
     driver.commit(end)
     assert driver.latestOffset(end, ReadAllAvailable()) is end
+    report = driver.reportLatestOffset()
+    assert report is not None
+    assert (report["next"], report["backlogBatches"]) == (2, 0)
+    driver.commit(driver.initialOffset())
+    assert driver.partitions(driver.initialOffset(), driver.initialOffset()) == []
     driver.stop()
 
 

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from typing import Any
 
 import click
@@ -44,7 +45,7 @@ def runner() -> CliRunner:
     return CliRunner(mix_stderr=False) if apart else CliRunner()  # type: ignore[call-arg]
 
 
-def run(*arguments: str, stdin: bytes = b"") -> Result:
+def run(*arguments: str, stdin: bytes | BytesIO = b"") -> Result:
     return runner().invoke(cli, arguments, input=stdin)
 
 

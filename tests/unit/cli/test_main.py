@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
 
 import click
 import pytest
 from click.testing import Result
 
+from opendata_buffer.cli import errors
 from opendata_buffer.cli.errors import Failure, FailureGroup
 from opendata_buffer.cli.main import COMMANDS
 from opendata_buffer.cli.options import EXAMPLES, MOVED, Command, verbose
@@ -135,10 +142,7 @@ def run_app(error: BaseException | None, *arguments: str, after: str = "") -> Re
         (Failure("said by a command"), "error: said by a command"),
         (OSError(28, "No space left"), "error: standard input or output: No space left"),
         (OSError(28, "No space left", "/d/f"), "error: /d/f: No space left"),
-        (
-            MemoryError(),
-            "error: out of memory: give it more, a batch has up to 256 MiB",
-        ),
+        (MemoryError(), "error: out of memory: give it more, a batch has up to 256 MiB"),
         (InvalidInput("two\nlines\r\n and \u2028 more"), "error: two lines and more"),
         (InvalidInput("http://key:secret@host/b"), "error: http://***@host/b"),
         (Boom("bug"), "error: internal error, Boom: bug. This is a bug; run with -vv for details"),
@@ -184,4 +188,100 @@ def test_a_pipe_cuts_no_columns_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_console().width == 70
 
 
-# ---- questions
+# ---- the end of a process
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleQueue[int]]:
+    """This process in place of a command's; the exit codes by which another thread ended it."""
+    ended = SimpleQueue[int]()
+    monkeypatch.setattr(os, "_exit", ended.put)
+    monkeypatch.setattr(sys, "argv", ["opendata-buffer", "work"])
+    monkeypatch.setattr(errors, "ORDERLY_S", 0.0)
+    monkeypatch.setattr(errors, "_received", [])
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield ended
+    writer = signal.set_wakeup_fd(-1)
+    os.write(writer, bytes([signal.SIGTERM]))  # ends the thread that waits for one
+    for each in threading.enumerate():
+        if each.name == "opendata-buffer-signals":
+            each.join(60)
+    os.close(writer)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_by_its_code_also_one_that_hangs(
+    number: signal.Signals, code: int, process: SimpleQueue[int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    given_up: list[int] = []
+
+    @click.command()
+    def work() -> None:
+        with errors.print_summary(lambda: "so far: 3"):
+            try:
+                signal.raise_signal(number)
+            finally:
+                given_up.append(process.get(timeout=60))
+
+    with pytest.raises(SystemExit) as ended:
+        errors.run_group(FailureGroup(commands={"work": work}))
+    assert (ended.value.code, given_up) == (code, [code])
+    assert capfd.readouterr().err == "so far: 3\n"
+
+
+def test_a_command_that_has_ended_keeps_its_code_and_threads_fail_in_a_line(
+    process: SimpleQueue[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    @click.command()
+    def work() -> None:
+        thread = threading.Thread(target=lambda: 1 // 0, name="a-thread")
+        thread.start()
+        thread.join()
+
+    with pytest.raises(SystemExit) as ended:
+        errors.run_group(FailureGroup(commands={"work": work}))
+    signal.raise_signal(signal.SIGINT)
+    assert ended.value.code == 0
+    assert process.get(timeout=60) == errors.INTERRUPTED  # where Python's own end hangs
+    assert caplog.messages == ["a-thread failed"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (OSError(28, "No space left"), 1, "error: standard input or output: No space left\n"),
+    ],
+)
+def test_an_error_while_click_writes_ends_the_command_too(
+    error: BaseException, code: int, line: str, process: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Group(FailureGroup):
+        def main(self, *_: Any, **settings: Any) -> None:  # type: ignore[override]
+            raise error
+
+    with pytest.raises(SystemExit) as ended:
+        errors.run_group(Group())
+    assert (ended.value.code, capsys.readouterr().err) == (code, line)
+
+
+def test_output_that_cannot_be_written_at_the_end_is_discarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        stdout.write("lost")
+        errors._flush_stdout()  # or closing it would raise
+    errors._flush_stdout()
+
+
+def test_without_standard_output_a_command_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = FailureGroup(callback=lambda: None, invoke_without_command=True)
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(Failure, match="standard output is closed"):
+        group.main([], standalone_mode=False)

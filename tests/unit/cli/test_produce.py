@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
+from io import BytesIO
 
 import pytest
 
 from opendata_buffer.cli import produce as produce_module
+from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.main import cli
 from opendata_buffer.cli.produce import JsonRecords, Run, same_label
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
@@ -239,3 +243,24 @@ def test_one_key_or_the_metadata_takes_the_place_of_a_record_s_own_key() -> None
     by_metadata = JsonRecords(True, key_is_metadata=True)
     assert list(by_metadata.runs(lines)) == [Run([b"1"], b"m", [b"m"])]
     assert list(same_label(b"m", b"k")([b"1", b"2"])) == [Run([b"1", b"2"], b"m", [b"k", b"k"])]
+
+
+class Interrupted(BytesIO):
+    """Input that ends by Ctrl-C."""
+
+    def read1(self, size: int | None = -1) -> bytes:
+        if found := super().read1(size):
+            return found
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_says_how_much_is_durable(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("produce", url, stdin=Interrupted(b"a\nb\n")).exit_code == 130
+    said = capfd.readouterr().err
+    assert said == "ended by a signal: of the input, lines 1 to 2 are durable\n"
+
+
+def test_a_closed_standard_input_is_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(Failure, match="standard input is closed"):
+        cli(["produce", "memory://x"], standalone_mode=False)

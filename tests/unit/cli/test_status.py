@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from opendata_buffer.broker.client import DiscoveryRecord, Lease
 from opendata_buffer.broker.worker import Worker
@@ -58,6 +59,15 @@ def test_status_watch_goes_on_until_it_is_interrupted(
     assert result.exit_code == 130
     # No terminal: nothing to draw over, so each status is printed.
     assert result.stdout.count(shown) == 3
+
+
+def test_in_a_terminal_status_watch_draws_over_what_it_showed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, [b"a"])
+    monkeypatch.setattr(Console, "is_terminal", True)
+    result = runner().invoke(cli, ["status", url, "--watch"], obj=Ticks(1))
+    assert (result.exit_code, "1 batch," in result.stdout) == (130, True)
 
 
 def test_status_shows_whether_the_broker_is_alive(url: str, store: MemoryStore) -> None:

@@ -130,3 +130,5 @@ def test_f40_status_counts_undecided_transactions_and_warns_of_old_ones(
     assert [f"opendata-buffer abort {url}" in each for each in found["notes"]] == [True] * warned
     shown = ok("status", url, "--partition", "p-00000").stdout
     assert "1 transaction, the oldest" in " ".join(shown.split())
+    ended = json_of("abort", url, A.hex(), "--force")
+    assert ([each["batches"] for each in ended["aborted"]], ended["committed"]) == ([1], [])
