@@ -17,15 +17,8 @@ from hashlib import sha256
 from typing import TypeVar
 
 from buffer_sink.options import SinkOptions
-from opendata_buffer import metrics, outcomes
+from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
-from opendata_buffer.errors import (
-    CommitStateUnknown,
-    Drained,
-    OpenDataBufferError,
-    QueueReset,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import (
     Transaction,
     batch_key,
@@ -217,9 +210,9 @@ class UploadAges:
         self._runtime.sleep(wait_s)
         return self.oldest_ms(locations) is not None
 
-    def too_old(self) -> TransientStorageError:
+    def too_old(self) -> errors.TransientStorageError:
         """The error for uploads that may be deleted before they are queued, or are gone."""
-        return TransientStorageError(
+        return errors.TransientStorageError(
             f"the write took so long that its first batches may be deleted as orphans, or are "
             f"gone: it may take {self._max_write_ms / 1000:.0f} s from its plan to its commit. "
             "Nothing was appended; write again, with smaller writes (maxBytesPerTrigger) or more "
@@ -287,7 +280,7 @@ class UploadCommitter:
         group: Group,
         entries: Sequence[NewEntry],
         guard: Callable[[Manifest], T | None],
-        objects_missing: Callable[[int], OpenDataBufferError],
+        objects_missing: Callable[[int], errors.OpenDataBufferError],
     ) -> int | T:
         """Append entries, which name all uploads of the group, while these are safe (failure F5).
 
@@ -365,7 +358,7 @@ def decide(
     if record is not None and record.batch >= transaction.batch:
         return AlreadyDone()
     if record is not None and record.next_sequence > manifest.next_sequence:
-        raise QueueReset(
+        raise errors.QueueReset(
             f"app {transaction.app!r} committed batch {record.batch} up to sequence "
             f"{record.next_sequence - 1}, but manifest {key!r} ends at "
             f"{manifest.next_sequence - 1}: it was deleted, recreated or restored from an old "
@@ -428,7 +421,7 @@ class QueueCommitter(UploadCommitter):
                 return self._append_once(group, group.transaction)
             self._append(group, group.entries, lambda before: None)
             return True
-        except CommitStateUnknown as error:
+        except errors.CommitStateUnknown as error:
             # The batch may have landed and be gone again. Only an append from the start, with a
             # separator in front, can go on from here.
             if group.transaction is not None:
@@ -483,7 +476,7 @@ class QueueCommitter(UploadCommitter):
             self._record = None
             return self._claim_record(app, query)
         if not isinstance(outcome, outcomes.Applied):
-            raise TransientStorageError(
+            raise errors.TransientStorageError(
                 f"commit record {record.key!r} could not be written: {outcome}. Nothing was "
                 "appended; start the query again."
             )
@@ -497,25 +490,22 @@ class QueueCommitter(UploadCommitter):
         The record never falls when a driver that was thought dead writes late.
         """
         empty = CommitRecord(-1, 0, query)
-        outcome: object
         try:
-            outcome = record.update(
+            record.change(
                 lambda before: (before or empty).raised(batch, next_sequence, query),
                 from_memory=True,
             )
-        except OpenDataBufferError as error:
-            outcome = error
-        if not isinstance(outcome, outcomes.Applied):
-            log.warning("commit record %s was not written: %s", record.key, outcome)
+        except errors.OpenDataBufferError as error:
+            log.warning("commit record %s was not written: %s", record.key, error)
 
     def _append(
         self, group: Group, entries: list[NewEntry], stop: Callable[[Manifest], Decision | None]
     ) -> int | Decision:
         queue = self._queue(self._config)
 
-        def objects_missing(sequence: int) -> CommitStateUnknown:
+        def objects_missing(sequence: int) -> errors.CommitStateUnknown:
             end = sequence + len(entries)
-            return CommitStateUnknown(
+            return errors.CommitStateUnknown(
                 queue.key,
                 end - len(group.uploads),
                 group.locations,
@@ -611,22 +601,22 @@ class TopicCommitter(UploadCommitter):
         try:
             in_parallel(self._runtime, lambda step: step(), steps)
             return since
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             # No record names the attempt, and none will.
             self._coordinator.abandon(attempt)
-            if isinstance(error, CommitStateUnknown):
-                raise TransientStorageError(
+            if isinstance(error, errors.CommitStateUnknown):
+                raise errors.TransientStorageError(
                     f"{attempt.txn} was not committed: it could not be written to all partitions "
                     f"({error.reason}, {error.key!r}). Nothing of it is visible; write it again."
                 ) from error
-            if isinstance(error, Drained):
+            if isinstance(error, errors.Drained):
                 error.add_note("Nothing is visible. Start the query again: it uses the others.")
             raise
 
     def _complete(self, attempt: Attempt, since: dict[str, int], group: Group) -> None:
         try:
             self._coordinator.complete(attempt, since)
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             again = "Start the query again"
             if group.transaction is None:
                 words = f"{queue_hint(self._config.store, self._config)} {attempt.producer.hex()}"

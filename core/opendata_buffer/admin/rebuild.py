@@ -10,15 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from opendata_buffer import outcomes
+from opendata_buffer import errors
 from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
-from opendata_buffer.errors import (
-    Conflict,
-    CorruptData,
-    CorruptManifest,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
@@ -141,7 +135,7 @@ def _examine(
     try:
         manifest = Manifest.parse(raw)
         entries: Sequence[BatchDescriptor] = manifest.entries()
-    except CorruptManifest as error:
+    except errors.CorruptManifest as error:
         entries = salvage_entries(raw)
         after = entries[-1].sequence + 1 if entries else 0
         return f"it is damaged: {error}", entries, reached.joined(Watermark(after, 0))
@@ -281,7 +275,7 @@ def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
     locations: set[str] = set()
     # Also those before the floor, whose objects may still be there.
     for _, segment in log.segments(replace(index, floor=0)):
-        if isinstance(segment, CorruptData):
+        if isinstance(segment, errors.CorruptData):
             raise segment
         locations.update(segment.locations())
     return index.end, frozenset(locations)
@@ -330,7 +324,7 @@ def _reads(log: Log, name: str) -> bool:
     """Whether a position is of a reader of this queue; one that cannot be read holds the floor."""
     try:
         found = position_object(log, name).read()
-    except CorruptData:
+    except errors.CorruptData:
         return True
     return isinstance(found, ReaderPosition) and found.queue_id == log.queue_id
 
@@ -358,7 +352,8 @@ def rebuild(queue: Target) -> str | None:
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
     be enqueued twice. Returns where the old manifest's bytes were saved; None when nothing was.
-    InvalidInput without a queue; Conflict where the manifest was written meanwhile.
+    InvalidInput without a queue; Conflict where the manifest was written meanwhile;
+    TransientStorageError where the outcome is not known: call it again.
     """
     store, config, runtime = queue.store, queue.config, queue.runtime
     claim = queue.owner()
@@ -387,16 +382,9 @@ def rebuild(queue: Target) -> str | None:
         if before == new:  # an attempt of this call whose answer was lost
             return before
         if before != raw:
-            raise Conflict(config.manifest_path, 1, 0.0)
+            raise errors.Conflict(config.manifest_path, 1, 0.0)
         return new
 
-    outcome = cas_object.update(decide)
-    if isinstance(outcome, outcomes.Conflict):
-        raise Conflict(config.manifest_path, outcome.attempts, outcome.waited_s)
-    if not isinstance(outcome, outcomes.Applied):
-        raise TransientStorageError(
-            f"manifest {config.manifest_path!r} in {store.url} may or may not have been rebuilt: "
-            f"{outcome}. Run it again."
-        )
+    cas_object.change(decide)
     claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
     return saved

@@ -29,7 +29,7 @@ from itertools import chain, islice, takewhile
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from opendata_buffer import errors, outcomes
+from opendata_buffer import errors
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import BatchLocation, Transaction, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
@@ -581,15 +581,11 @@ class Repeats:
             return self._queue_id, dict(latest)
 
         try:
-            outcome = self._object.update(noted, from_memory=True) if new else None
+            if new:
+                self._object.change(noted, from_memory=True)
         except errors.PermanentStorageError as error:
             log.warning("batches queued a second time may be delivered twice: %s", error)
             return
-        if not isinstance(outcome, outcomes.Applied | None):
-            raise errors.TransientStorageError(
-                f"{self._object.key!r} could not be written, and nothing was acknowledged: "
-                f"{outcome}. Try again."
-            )
         self.forget_before(before)
 
     def forget_before(self, sequence: int) -> None:

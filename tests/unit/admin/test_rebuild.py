@@ -402,9 +402,7 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
 
 
 @pytest.mark.parametrize("location", ["", "ingest//x", "ingest/a\nb"])
-def test_a_location_that_no_object_can_have_is_skipped(
-    location: str,
-) -> None:
+def test_a_location_that_no_object_can_have_is_skipped(location: str) -> None:
     store = queue_of(None)
     name = location.encode()
     entry = struct.pack("<IQH", FIXED_SIZE + len(name), 0, len(name)) + name + bytes(4)
