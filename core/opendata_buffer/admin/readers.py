@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
@@ -18,6 +17,9 @@ from opendata_buffer.queue.readers import (
     unknown_reader,
     unregister,
 )
+
+if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.
+    from opendata_buffer.admin.trim import Start
 
 LEAST_EXPIRY_MS = 10 * 60 * 1000
 """A reader that has nothing to read writes its position once a minute at most."""
@@ -148,23 +150,20 @@ class ResetPlan:
     runs: str  # the consumer that is fenced, in words; empty where none seems to run
 
 
-Where = Callable[[LogView, int], int]
-"""The sequence to begin at, by a log and where the reader is now."""
-
-
-def plan_reset(
-    queue: Target, name: str, where: Where, *, relative: bool = False
-) -> tuple[ResetPlan, LogView]:
-    """Where a reader would be set; changes nothing. A name without a reader is a new one, but for
-    a ``relative`` place, of which there is none then."""
+def plan_reset(queue: Target, name: str, where: Start | int) -> tuple[ResetPlan, LogView]:
+    """Where a reader would be set: to a place, or by a number of batches; changes nothing. A name
+    without a reader is a new one, but for a number: there is nothing that it would count from."""
     view = view_of(queue)
     before, runs = None, ""
-    if name in view.index.readers or relative:
+    if name in view.index.readers or isinstance(where, int):
         found = reader_of(queue, view, name)
         before = max(found.next_sequence, view.first_sequence)
         runs = found.who if found.runs else ""
     at = view.first_sequence if before is None else before
-    after = where(view, at)
+    if isinstance(where, int):
+        after = min(max(at + where, view.first_sequence), view.next_sequence)
+    else:
+        after = where.sequence_in(view, queue.config, queue.store.url)
     again, passed = (max(0, at - after), max(0, after - at)) if before is not None else (0, 0)
     return ResetPlan(queue.prefix, name, before, after, again, passed, runs), view
 

@@ -10,7 +10,6 @@ import click
 
 from opendata_buffer.admin.readers import (
     ReaderStatus,
-    Where,
     delete_reader,
     enable_log,
     plan_reset,
@@ -190,8 +189,7 @@ def reset(
             f"{flags[kind]} is about sequences, and partitions count separately: name one with "
             "--partition"
         )
-    relative = kind == "shift_by"
-    plans = [plan_reset(each, name, where, relative=relative) for each in _existing(target)]
+    plans = [plan_reset(each, name, where) for each in _existing(target)]
     for plan, _ in plans:
         if plan.runs and not (force or dry_run):
             raise Failure(
@@ -243,23 +241,16 @@ def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any)
         raise unknown_reader(name, view.index)
 
 
-def _where(kind: str, value: Any, runtime: Runtime) -> Where:
-    """The place that an option of ``reset`` names."""
-    if kind == "to_earliest":
-        return lambda view, at: view.first_sequence
-    if kind == "to_latest":
-        return lambda view, at: view.next_sequence
-    if kind == "to_sequence":
-        return lambda view, at: int(value)
+def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
+    """The place that an option of ``reset`` names, or by how many batches to go on."""
     if kind == "shift_by":
-        return lambda view, at: min(max(at + value, view.first_sequence), view.next_sequence)
+        return int(value)
     if kind == "by_duration":
-        since_ms: int | None = runtime.now_ms() - options.duration_ms(value)
-    else:
-        since_ms = Start.parse(value).since_ms
-    if since_ms is None:
+        return Start(value, since_ms=runtime.now_ms() - options.duration_ms(value))
+    start = Start.parse(kind.removeprefix("to_") if value is True else str(value))
+    if kind == "to_datetime" and start.since_ms is None:
         raise InvalidInput(f"{value!r} is no time: use one such as 2026-01-31T03:00:00Z")
-    return lambda view, at: view.since(since_ms)
+    return start
 
 
 def _existing(target: Target) -> list[Target]:

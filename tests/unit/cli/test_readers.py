@@ -162,6 +162,7 @@ def test_where_there_is_no_queue_none_is_made(url: str, store: MemoryStore) -> N
 
 def test_every_partition_of_a_topic_becomes_a_log(url: str, store: MemoryStore) -> None:
     names = topic_of(url, 2)
+    assert "was ever written" in fails("readers", "list", url)
     made = lines_of("readers", "enable", url, "--yes")
     assert [(each["partition"], each["made"]) for each in made] == [(name, True) for name in names]
     lines_of("readers", "reset", url, "x", "--to-earliest")
@@ -287,7 +288,7 @@ def test_a_reader_that_runs_is_set_only_with_force_and_fenced_then(url: str) -> 
     [
         (("x",), 2, "give one of --to-earliest, --to-latest"),
         (("x", "--to-earliest", "--to-latest"), 2, "give one of"),
-        (("x", "--to-sequence", "99"), 1, "sequence 99 is not kept: the log has 0 to 39"),
+        (("x", "--to-sequence", "99"), 1, "sequence 99 is beyond the end of the queue"),
         (("x", "--to-datetime", "monday"), 1, "'monday' is no place"),
         (("x", "--to-datetime", "latest"), 1, "'latest' is no time"),
         (("a b", "--to-latest"), 1, "reader is 'a b': use 1 to 100 letters"),
