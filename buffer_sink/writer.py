@@ -21,13 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.datasource import WriterCommitMessage
 
-from buffer_sink.committer import (
-    Group,
-    QueueCommitter,
-    TopicCommitter,
-    TopicWrite,
-    UploadedBatch,
-)
+from buffer_sink.committer import Group, QueueCommitter, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import (
     Block,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+from opendata_buffer import errors
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -21,15 +22,8 @@ from opendata_buffer.config import (
     check_reader_name,
 )
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
-from opendata_buffer.errors import (
-    BatchMissing,
-    BatchUnreadable,
-    DataLoss,
-    InvalidInput,
-    PoisonBatch,
-    QueueReset,
-)
 from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
+from opendata_buffer.queue.cas import is_number
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
 from opendata_buffer.values import ValueOptions
@@ -37,8 +31,8 @@ from opendata_buffer.values import ValueOptions
 log = logging.getLogger(__name__)
 
 _ADVICE = {
-    BatchMissing: "A query passes it by with the option failOnDataLoss set to false.",
-    BatchUnreadable: (
+    errors.BatchMissing: "A query passes it by with the option failOnDataLoss set to false.",
+    errors.BatchUnreadable: (
         "A query copies it to the quarantine and goes on with the option corruptBatches set to "
         "quarantine."
     ),
@@ -150,13 +144,13 @@ class SourceOptions:
     def check_stream(self) -> None:
         """Refuse what only a batch read has, and what contradicts itself."""
         if self.create_if_missing and not self.acknowledge:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 "option createIfMissing is true and acknowledge is false: a query that "
                 "acknowledges nothing makes no queue either. Start it when the queue exists, or "
                 "leave one of the two out"
             )
         if self.reader and not self.acknowledge:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"option reader is {self.reader!r} and acknowledge is false: a reader keeps its "
                 "position by acknowledging. Leave one of the two out"
             )
@@ -165,7 +159,7 @@ class SourceOptions:
             ("endingTimestamp", self.ending_timestamp_ms),
         ):
             if value is not None:
-                raise InvalidInput(
+                raise errors.InvalidInput(
                     f"option {name} is {value!r}: a stream has no end. Leave it out and use "
                     "trigger(availableNow=True) to stop at what is queued, or spark.read"
                 )
@@ -173,19 +167,19 @@ class SourceOptions:
     def check_batch(self) -> None:
         """Refuse a range that ends before it starts."""
         if self.starting_offsets == LATEST:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 "option startingOffsets is 'latest': a batch read would be empty. Use 'earliest' "
                 "or a sequence"
             )
         start, end = self.starting_offsets, self.ending_offsets
         if isinstance(start, int) and isinstance(end, int) and start > end:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"option startingOffsets is {start}, greater than endingOffsets {end}, which is "
                 "the first sequence that is not read: make startingOffsets the smaller one"
             )
         since_ms, until_ms = self.starting_timestamp_ms, self.ending_timestamp_ms
         if since_ms is not None and until_ms is not None and since_ms > until_ms:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"option startingTimestamp is {since_ms} ms, later than endingTimestamp {until_ms} "
                 "ms, from which on nothing is read: make startingTimestamp the earlier one"
             )
@@ -212,19 +206,19 @@ class SourceOptions:
         """The same settings as the core's consumer takes them."""
         return ConsumerConfig(**vars(self.queue), gc=self.gc, reader=self.reader)
 
-    def report_data_loss(self, loss: DataLoss | QueueReset) -> None:
+    def report_data_loss(self, loss: errors.DataLoss | errors.QueueReset) -> None:
         """Raise the error, unless ``failOnDataLoss`` is false: then log it, and return."""
         if self.fail_on_data_loss:
-            if isinstance(loss, QueueReset):
+            if isinstance(loss, errors.QueueReset):
                 loss.args = (f"{loss} {SKIP_LOSS}",)
             raise loss
         log.warning("data loss allowed: %s", loss)
 
-    def tolerates(self, error: PoisonBatch) -> bool:
+    def tolerates(self, error: errors.PoisonBatch) -> bool:
         """Whether a query goes on behind a batch that cannot be delivered; else advises how to."""
-        if isinstance(error, BatchMissing) and not self.fail_on_data_loss:
+        if isinstance(error, errors.BatchMissing) and not self.fail_on_data_loss:
             return True
-        if isinstance(error, BatchUnreadable) and self.checks_whole_batch:
+        if isinstance(error, errors.BatchUnreadable) and self.checks_whole_batch:
             return True
         advice = _ADVICE.get(type(error), "")
         if advice not in str(error):
@@ -243,7 +237,7 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
     for names, formats in ((("mode",), ("json", "csv")), (_OF_CSV, ("csv",))):
         for name in names:
             if value_format not in formats and read.given(name):
-                raise InvalidInput(
+                raise errors.InvalidInput(
                     f"option {name} is given and valueFormat is {value_format}: it sets how "
                     f"{' or '.join(formats)} is read, so set valueFormat, or leave it out"
                 )
@@ -252,7 +246,7 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
     sep, quote = read.raw("sep", ","), read.raw("quote", '"')
     for name, value in (("sep", sep), ("quote", quote)):
         if len(value.encode()) > 1 or (name == "sep" and not value) or value in ("\n", "\r"):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"option {name} is {value!r}: use one ASCII character"
                 + ("" if name == "sep" else ", or nothing for none")
             )
@@ -270,7 +264,7 @@ def _timestamp(read: OptionReader, name: str, offsets: str) -> int | None:
     if value is None:
         return None
     if read.text(offsets) is not None:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"options {name} ({value!r}) and {offsets} are both given: leave one out"
         )
     text = value.strip()
@@ -281,7 +275,7 @@ def _timestamp(read: OptionReader, name: str, offsets: str) -> int | None:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"option {name} is {value!r}: use milliseconds since the Unix epoch such as "
             "1767225600000, or a date and time with its zone such as 2026-01-01T00:00:00Z"
         )
@@ -313,15 +307,11 @@ def _position(read: OptionReader, name: str, default: T) -> Offsets | T:
         isinstance(offsets, dict)
         and offsets
         and all(number_meant(each) is not None for each in offsets)
-        and all(map(_is_sequence, offsets.values()))
+        and all(map(is_number, offsets.values()))
     ):
         return tuple(sorted(offsets.items()))
     words = ", ".join(repr(each) for each in allowed)
-    raise InvalidInput(
+    raise errors.InvalidInput(
         f"option {name} is {value!r}: use {words} or a sequence such as 42; of a topic sequences "
         'by partition such as {"0": 42, "1": 7}'
     )
-
-
-def _is_sequence(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63

@@ -24,19 +24,11 @@ from buffer_source.partitions import (
     wanted_start,
 )
 from buffer_source.planner import BatchSizes, PartitionBatch
+from opendata_buffer import errors
 from opendata_buffer.consumer.consumer import Consumer, open_queue
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import (
-    Conflict,
-    DataLoss,
-    Drained,
-    InvalidInput,
-    OpenDataBufferError,
-    QueueReset,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.log import LogView
@@ -93,7 +85,7 @@ class QueueCursor:
             retrying(self._read_behind, stable_end - 1 if known else None)
             if start is not None:
                 self._check_holds(start, stable_end)
-        except QueueReset as error:
+        except errors.QueueReset as error:
             options.report_data_loss(error)
             retrying(self._read_behind, None)
             if start is not None:
@@ -157,7 +149,7 @@ class QueueCursor:
             wanted = min(stop - self.read_end, EVERYTHING)
             try:
                 entries = self._reader.next_entries(wanted)
-            except Drained:
+            except errors.Drained:
                 self._read_closed_queue()
                 entries = self._reader.next_entries(wanted)
             self._pending.extend(entries)
@@ -187,7 +179,7 @@ class QueueCursor:
             )
             if end < stop:
                 self._options.report_data_loss(
-                    QueueReset(f"{message}. The queue was replaced or went backwards.")
+                    errors.QueueReset(f"{message}. The queue was replaced or went backwards.")
                 )
             else:
                 oldest = found[0].sequence if found else stop
@@ -209,10 +201,10 @@ class QueueCursor:
             return False
         try:
             self._reader.ack_through(stable_end - 1)
-        except (TransientStorageError, Conflict) as error:
+        except (errors.TransientStorageError, errors.Conflict) as error:
             log.warning("acknowledging through %d is put off: %s", stable_end - 1, error)
             return False
-        except Drained:
+        except errors.Drained:
             self._read_closed_queue()  # Only an empty queue is closed: the entries have left it.
         self._pending = self.pending(stable_end)
         return True
@@ -241,7 +233,7 @@ class QueueCursor:
                 queue=queue,
                 program=PROGRAM,
             )
-        except Drained:
+        except errors.Drained:
             # A queue is closed when it leaves its topic, and it was empty then: there is
             # nothing to consume. Reading beside it shows whether all of it was read.
             self._read_beside(last_acked)
@@ -259,7 +251,7 @@ class QueueCursor:
 
     def _check_identity(self, expected: str) -> None:
         if expected and self.queue_id and self.queue_id != expected:
-            raise QueueReset(
+            raise errors.QueueReset(
                 f"the checkpoint is about queue {expected}, and manifest "
                 f"{self._manifest_path!r} in {self._store.url} belongs to queue {self.queue_id}: "
                 "the path or the prefix was changed, or the queue was deleted and made anew. If "
@@ -276,13 +268,13 @@ class QueueCursor:
             # With a transaction open the queue is claimed behind an earlier sequence than this.
             if start.next > self.end:
                 last, url = start.next - 1, self._store.url
-                raise QueueReset(ends_before(last, self.end, self._manifest_path, url))
-        except OpenDataBufferError:
+                raise errors.QueueReset(ends_before(last, self.end, self._manifest_path, url))
+        except errors.OpenDataBufferError:
             self.close()
             raise
 
     def _report_loss(self, needed: int, oldest: int, cause: str) -> None:
-        self._options.report_data_loss(DataLoss(self._manifest_path, needed, oldest, cause))
+        self._options.report_data_loss(errors.DataLoss(self._manifest_path, needed, oldest, cause))
 
     def _rebase(self, start: PartitionOffset) -> None:
         log.warning(
@@ -311,7 +303,7 @@ def rule_behind(start: PartitionOffset | None, options: SourceOptions) -> ReadCo
     rule = ReadCommitted.from_dict(start.transactions, prefix, isolation)
     if isolation != READ_COMMITTED and rule.stable_end(start.next) < start.next:
         hint = topic_hint(options.queue.store, options.queue)
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"option isolationLevel is {isolation!r}, and the checkpoint holds back transactions "
             f"that were undecided at sequence {rule.stable_end(start.next)} of {prefix!r}: their "
             "batches would never be read. Go on with read_committed until they are decided "
@@ -500,7 +492,7 @@ class PartitionStream:
             isolated.rule.stable_end(end.next) < stable_end_of(end, self._options)
         ):
             # A batch would be held back that the position behind it does not name: it is lost.
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"option isolationLevel is {self._options.isolation!r}, and the micro-batch that "
                 f"is repeated was planned with read_uncommitted, up to sequence {end.next - 1} of "
                 f"{self._options.queue.data_path_prefix!r}: its undecided batches would never be "

@@ -17,14 +17,8 @@ from pyspark.sql.datasource import InputPartition
 
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import ONLY
+from opendata_buffer import errors
 from opendata_buffer.consumer.fetch import fetch_many
-from opendata_buffer.errors import (
-    CorruptBatch,
-    CorruptData,
-    InvalidInput,
-    ObjectNotFound,
-    TransientStorageError,
-)
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer
 from opendata_buffer.formats.manifest import BatchDescriptor
@@ -119,13 +113,9 @@ class BatchSizes:
 
     def total(self, batches: Sequence[BatchDescriptor]) -> int | None:
         """Stored bytes of all, where the size of each is known; makes no request."""
-        total = 0
-        for each in batches:
-            size = self._sizes.get(each.location)
-            if size is None:
-                return None
-            total += size
-        return total
+        found = [self._sizes.get(each.location) for each in batches]
+        known = [size for size in found if size is not None]
+        return sum(known) if len(known) == len(found) else None
 
     def estimates(self, batches: Sequence[BatchDescriptor]) -> list[int]:
         """As :meth:`sizes`, but lists only when that is cheap beside reading the batches."""
@@ -139,7 +129,9 @@ class BatchSizes:
             self._listed_at is None or now - self._listed_at >= LIST_INTERVAL_S
         ):
             self._listed_at = now
-            with suppress(TransientStorageError):  # The average will do: do not end the query.
+            with suppress(
+                errors.TransientStorageError
+            ):  # The average will do: do not end the query.
                 self._measure(batches[:MOST_LISTED])
         return self._known(batches)
 
@@ -173,12 +165,15 @@ class BatchSizes:
         """List the sizes of those batches that are unknown."""
         self._asked.update((each.sequence, each.location) for each in batches)
         unknown: dict[str, list[str]] = {}
+        prefix = self._options.queue.data_path_prefix
+        root = f"{prefix}/"
         for each in batches:
-            if each.location not in self._sizes:
-                folder = self._folder(each.location)
-                # Listing is reading: a manifest must not make us look elsewhere (failure F23).
-                if folder is not None:
-                    unknown.setdefault(folder, []).append(each.location)
+            # Listing is reading: a manifest must not make us look elsewhere (failure F23).
+            if each.location not in self._sizes and is_confined(each.location, prefix):
+                # The data prefix is listed, or one writer's folder below it.
+                inner, slash, _ = each.location[len(root) :].partition("/")
+                folder = f"{root}{inner}/" if slash else root
+                unknown.setdefault(folder, []).append(each.location)
         if not unknown:
             return
         for folder, locations in unknown.items():
@@ -191,15 +186,6 @@ class BatchSizes:
         sizes = [size for size in self._sizes.values() if size is not None]
         if sizes:
             self._average = sum(sizes) // len(sizes)
-
-    def _folder(self, location: str) -> str | None:
-        """What to list for a location: the data prefix, or one writer's folder below it."""
-        prefix = self._options.queue.data_path_prefix
-        if not is_confined(location, prefix):
-            return None
-        root = f"{prefix}/"
-        inner, slash, _ = location[len(root) :].partition("/")
-        return f"{root}{inner}/" if slash else root
 
     def _list(self, folder: str, first: str, last: str) -> None:
         after = first[:-1]  # Sorts before `first`, and behind all that is before it.
@@ -229,15 +215,15 @@ class BatchSizes:
         try:
             got = self._store.get(batch.location, byte_range=(size - FOOTER_SIZE, size))
             return parse_footer(got.data).record_count if isinstance(got, Blob) else 0
-        except (ObjectNotFound, CorruptBatch):
+        except (errors.ObjectNotFound, errors.CorruptBatch):
             return 0
 
     def _exists(self, batch: BatchDescriptor) -> bool:
         try:
             self._store.get(batch.location, byte_range=(0, 1))
-        except ObjectNotFound:
+        except errors.ObjectNotFound:
             return False
-        except (InvalidInput, CorruptData):
+        except (errors.InvalidInput, errors.CorruptData):
             pass  # Foreign or damaged: the task that reads it raises the error.
         return True
 

@@ -62,18 +62,16 @@ def check_no_secrets(name: str, url: str) -> None:
         )
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidInput(f"{name} is {value!r}: use a whole number of at least {least}")
-    if name.endswith("_ms") and value > _MOST_MS:
-        raise InvalidInput(f"{name} is {value!r}: use at most {_MOST_MS} milliseconds")
-
-
 def _check_numbers(config: Any) -> None:
     """All numbers are counts, sizes and times: at least 1, or what the field's metadata says."""
     for each in fields(config):
-        if each.type == "int":
-            _at_least(each.name, getattr(config, each.name), each.metadata.get("least", 1))
+        name, value, least = each.name, getattr(config, each.name), each.metadata.get("least", 1)
+        if each.type != "int" and (each.type != "int | None" or value is None):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidInput(f"{name} is {value!r}: use a whole number of at least {least}")
+        if name.endswith("_ms") and value > _MOST_MS:
+            raise InvalidInput(f"{name} is {value!r}: use at most {_MOST_MS} milliseconds")
 
 
 def check_reader_name(name: str) -> None:
@@ -366,9 +364,7 @@ class GarbageCollectorConfig:
     grace_period_ms: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("interval_ms", "grace_period_ms"):
-            if (value := getattr(self, name)) is not None:
-                _at_least(f"gc {name}", value, 1)
+        _check_numbers(self)
 
 
 @dataclass(frozen=True, kw_only=True)

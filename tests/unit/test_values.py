@@ -90,23 +90,6 @@ def test_every_good_record_has_its_row_in_its_place(
             assert (at in found.malformed) == (0 in alone.malformed)
 
 
-@pytest.mark.parametrize(
-    "mixed",
-    [
-        (b'{"i":1}{"i":2}', b""),
-        (b'{"i":1}{"i":2}', b'{"os":[', b"]}"),
-        (b'{"i":1}{"i":2}', b'{"os":[', b'{"i":3}]}'),
-        (b'{"s":"', b'"}', b'{"i":1}\n{"i":2}'),
-        (b'{"i":1}null', b"", b"null"),
-        (b'{"i":1}\n', b"\n", b'{"i":1}\n{"i":2}'),
-    ],
-)
-def test_two_rows_of_one_record_do_not_make_up_for_none_of_another(mixed: tuple[bytes]) -> None:
-    values = (GOOD % 7, *mixed, GOOD % 8)
-    alone = [row for each in values for row in rows(SCHEMA, records(each))]
-    assert rows(SCHEMA, records(*values)) == alone
-
-
 def test_the_record_null_does_not_end_the_process() -> None:
     # Arrow's reader crashes where the first value of a text is null.
     code = """

@@ -10,32 +10,16 @@ from enum import StrEnum
 
 import pyarrow.compute as pc
 
-from opendata_buffer.admin.rebuild import (
-    RebuildPlan,
-    compare,
-    rebuild,
-    rebuild_index,
-)
+from opendata_buffer import errors
+from opendata_buffer.admin.rebuild import RebuildPlan, compare, rebuild, rebuild_index
 from opendata_buffer.admin.status import read_claims
 from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
-from opendata_buffer.errors import (
-    BatchMissing,
-    CorruptData,
-    ForeignLocation,
-    PermanentStorageError,
-    PoisonBatch,
-    PrefixConflict,
-)
 from opendata_buffer.formats.batch import key_fault, parse_location
-from opendata_buffer.formats.manifest import (
-    BatchDescriptor,
-    Manifest,
-    with_queue_in_hint,
-)
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, with_queue_in_hint
 from opendata_buffer.queue.log import Log, LogIndex, index_key, parts_folder
 from opendata_buffer.queue.ownership import (
     PrefixOwner,
@@ -146,7 +130,7 @@ def check_queue(queue: Target) -> Report:
     claim, conflict = None, None
     try:
         claim = queue.owner()
-    except PrefixConflict as error:
+    except errors.PrefixConflict as error:
         conflict = error
     seen = None if claim is None else claim.watermark
     report = Report(is_log=claim is not None and claim.is_log)
@@ -173,9 +157,9 @@ def check_queue(queue: Target) -> Report:
     if report.is_log:
         try:
             index = log.need(marked=True)
-        except CorruptData as error:
+        except errors.CorruptData as error:
             key, kind = index_key(config), Kind.INDEX
-            with suppress(CorruptData):
+            with suppress(errors.CorruptData):
                 if (raw := read_raw(store, key)) is not None and LogIndex.from_json(raw):
                     kind = Kind.OTHER_INDEX
             report.problems.append(Finding(None, key, str(error), kind, "index of the log"))
@@ -194,7 +178,7 @@ def check_queue(queue: Target) -> Report:
         ]
     try:
         read_claims(queue)
-    except CorruptData as error:
+    except errors.CorruptData as error:
         key = claims_key(config.data_path_prefix)
         report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
     return report
@@ -233,7 +217,7 @@ def _entries_of(
 ) -> Iterator[Sequence[BatchDescriptor]]:
     """The entries of a log from its floor on, segment by segment; adds those that are damaged."""
     for part, found in log.segments(index):
-        if isinstance(found, CorruptData):
+        if isinstance(found, errors.CorruptData):
             what = "segment" if part.name.endswith(".segment") else "page of the index"
             key = parts_folder(config) + part.name
             report.problems.append(Finding(None, key, str(found), Kind.SEGMENT, what))
@@ -253,15 +237,15 @@ def _check_batch(
         stored = raw.nbytes
         values = handle.decode_arrow(raw).values
         return len(values), pc.sum(pc.binary_length(values)).as_py() or 0, stored
-    except PoisonBatch as error:
+    except errors.PoisonBatch as error:
         kind = _kind(error, stored)
         return Finding(descriptor.sequence, descriptor.location, error.reason, kind)
 
 
-def _kind(error: PoisonBatch, stored: int | None) -> Kind:
-    if isinstance(error, BatchMissing) or key_fault(error.location):
+def _kind(error: errors.PoisonBatch, stored: int | None) -> Kind:
+    if isinstance(error, errors.BatchMissing) or key_fault(error.location):
         return Kind.MISSING
-    if isinstance(error, ForeignLocation):
+    if isinstance(error, errors.ForeignLocation):
         return Kind.FOREIGN
     if isinstance(error.__cause__, WrongChecksum):
         return Kind.UNREADABLE
@@ -297,7 +281,7 @@ def _wrong_marker(queue: Target, own: Manifest) -> str | None:
         there = replace(queue.config, data_path_prefix=folder)
         try:
             owner = owner_object(store, there, runtime).read()
-        except PermanentStorageError:
+        except errors.PermanentStorageError:
             return None  # A role that may read only the prefix may still check its queue.
         if isinstance(owner, PrefixOwner):
             seen = owner.watermark

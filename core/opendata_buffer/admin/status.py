@@ -11,27 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from opendata_buffer import errors
 from opendata_buffer.admin.readers import ReaderStatus, readers_of
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.transactions import (
-    STALE_AFTER_S,
-    OpenTransaction,
-    open_among,
-)
+from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_among
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRecord, Lease
 from opendata_buffer.broker.protocol import ProtocolError
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import (
-    CorruptData,
-    CorruptManifest,
-    ObjectNotFound,
-    OpenDataBufferError,
-    PermanentStorageError,
-    PrefixConflict,
-    QueueReset,
-)
 from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import Queued
@@ -136,7 +124,7 @@ def read_claims(queue: Target) -> ClaimsStatus | None:
     key = claims_key(queue.prefix)
     try:
         claims = read_sidecar(queue.store, key, kind, lambda data: decode(data, kind))
-    except ObjectNotFound:
+    except errors.ObjectNotFound:
         return None
     oldest = min(claims.held, default=None)
     return ClaimsStatus(
@@ -216,7 +204,7 @@ def read_status(
     def noted(read: Callable[[], T | None]) -> T | None:
         try:
             return read()
-        except (CorruptData, PermanentStorageError) as error:
+        except (errors.CorruptData, errors.PermanentStorageError) as error:
             # A damaged object next to the manifest, or one that this user may not read, hides no
             # queue.
             notes.append(str(error))
@@ -360,7 +348,7 @@ def _records(
                 (size,) = (each.size for each in store.list(location, limit=1).objects)
             got = store.get(location, byte_range=(max(0, size - FOOTER_SIZE), size))
             return parse_footer(got.data).record_count if isinstance(got, Blob) else None
-        except (OpenDataBufferError, ValueError):
+        except (errors.OpenDataBufferError, ValueError):
             return None  # Who reads it says what is wrong with it.
 
     found = [each for each in in_parallel(runtime, ask, chosen) if each is not None]
@@ -370,12 +358,12 @@ def _records(
     return {"records": round(mean * total), "records_exact": len(found) == total}
 
 
-def _claim_of(queue: Target) -> QueueClaim | CorruptData | PrefixConflict | None:
+def _claim_of(queue: Target) -> QueueClaim | errors.CorruptData | errors.PrefixConflict | None:
     """The owner marker, or why it refuses everybody. Read before the manifest: a marker that was
     read later may be ahead of it."""
     try:
         return queue.owner()
-    except (CorruptData, PrefixConflict) as error:
+    except (errors.CorruptData, errors.PrefixConflict) as error:
         return error
 
 
@@ -391,7 +379,7 @@ def _see(
             if claim is not None:
                 claim.check(manifest)
             manifest.check()
-        except (CorruptManifest, QueueReset) as error:
+        except (errors.CorruptManifest, errors.QueueReset) as error:
             refused = str(error)
     manifest, view = manifest or Manifest.empty(), None
     if refused:
@@ -400,7 +388,7 @@ def _see(
         log = Log(queue.store, queue.config, queue.runtime, claim.queue_id)
         try:
             view = log.view(log.need(marked=True), manifest)
-        except CorruptData as fault:
+        except errors.CorruptData as fault:
             refused = refused or f"readers are refused: {fault}"
     return manifest, view, refused, None if claim is None else claim.grace_ms
 
@@ -434,7 +422,7 @@ def _first_damage(view: LogView, readers: Sequence[ReaderStatus]) -> str:
     for begin in sorted({view.first_sequence, *begins})[:CHECKED_SEGMENTS]:
         try:
             view.entries(begin, 1)
-        except CorruptData as error:
+        except errors.CorruptData as error:
             return f"readers are refused at sequence {begin}: {error}"
     return ""
 
@@ -524,7 +512,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
     def read(partition: Partition) -> tuple[PartitionStatus, Manifest]:
         queue = target.queue(partition.name)
         consumer = None
-        with suppress(CorruptData):
+        with suppress(errors.CorruptData):
             consumer = read_consumer_info(queue.store, queue.config, runtime)
         claim = _claim_of(queue)
         manifest, log, refused, grace_ms = _see(queue, claim, queue.reader().find())
@@ -571,7 +559,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
 
 def running_consumer(queue: Target) -> str:
     """The consumer that owns a queue and may run, in words; empty where none is known."""
-    with suppress(CorruptData):
+    with suppress(errors.CorruptData):
         found = read_consumer_info(queue.store, queue.config, queue.runtime)
         manifest = queue.reader().find()
         epoch = None if manifest is None else _epoch(manifest)

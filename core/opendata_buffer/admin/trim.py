@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from opendata_buffer.admin.target import Target
+from opendata_buffer.admin.transactions import open_in
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import (
@@ -30,7 +31,6 @@ from opendata_buffer.formats.batch import (
 )
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
-from opendata_buffer.messages import undecided
 from opendata_buffer.quarantine import (
     MAX_OBJECT_BYTES,
     QuarantineReport,
@@ -343,7 +343,14 @@ def plan_trim(queue: Target, start: Start) -> TrimPlan:
     manifest = queue.reader().manifest()
     target = start.sequence_in(manifest, queue.config, queue.store.url)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
-    _refuse_undecided(manifest, target, queue)
+    for each in open_in(manifest, queue.prefix, queue.runtime.now_ms()):
+        if each.first_sequence < target:
+            raise InvalidInput(
+                f"the transaction of producer {each.producer} begins at sequence "
+                f"{each.first_sequence} and is open: a trim behind that would delete a part of it. "
+                f"End it with 'opendata-buffer abort {topic_hint(queue.store.url, queue.config)} "
+                f"{each.producer}', or trim up to {each.first_sequence} at the most"
+            )
     return TrimPlan(target, dropped)
 
 
@@ -367,18 +374,6 @@ def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> tuple[int
     write_consumer_info(queue.store, queue.config, queue.runtime, after.epoch, program=TRIM)
     opened.close()
     return after.first_sequence, after.epoch, copies
-
-
-def _refuse_undecided(manifest: Manifest, target: int, queue: Target) -> None:
-    pairs = enumerate(manifest.locations(), manifest.first_sequence)
-    for producer, each in undecided(pairs, queue.prefix).items():
-        if each.first_sequence < target:
-            raise InvalidInput(
-                f"the transaction of producer {producer.hex()} begins at sequence "
-                f"{each.first_sequence} and is open: a trim behind that would delete a part of it. "
-                f"End it with 'opendata-buffer abort {topic_hint(queue.store.url, queue.config)} "
-                f"{producer.hex()}', or trim up to {each.first_sequence} at the most"
-            )
 
 
 def collect(target: Target, *, dry_run: bool = False) -> GcReport:

@@ -157,10 +157,7 @@ class ClaimedBatch(HasRecords):
         self.location = descriptor.location
         self.metadata: tuple[Metadata, ...] = descriptor.metadata
         self.delivery_count = delivery_count
-        self.entries: Sequence[bytes] = ()
-
-    def _record_values(self) -> Sequence[bytes]:
-        return self.entries
+        self.entries = ()
 
     def ack(self) -> None:
         """As :meth:`done`, under the name of other batches."""

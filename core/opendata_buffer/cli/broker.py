@@ -134,11 +134,6 @@ def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:
     raise election.failure
 
 
-def rest_s(delivery_count: int) -> float:
-    """The back-off of a batch after so many failures: doubled each time, a minute at most."""
-    return min(2.0 ** min(delivery_count - 1, 30), 60.0)
-
-
 @command(timeout_ms=LONG_MS)
 @options.queue
 @options.number("--parallel", 1, "Batches at once.")
@@ -164,12 +159,7 @@ def rest_s(delivery_count: int) -> float:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 def work(
-    runtime: Any,
-    /,
-    parallel: int,
-    framing: str,
-    command: tuple[str, ...],
-    **queue: Any,
+    runtime: Any, /, parallel: int, framing: str, command: tuple[str, ...], **queue: Any
 ) -> None:
     """Run COMMAND for each batch.
 
@@ -332,7 +322,7 @@ class CommandPool:
                 with self._lock:
                     self.rejected += 1
             return
-        rest = rest_s(count)
+        rest = min(2.0 ** min(count - 1, 30), 60.0)  # doubled each time, a minute at most
         self.report(f"{what}: delivered again after {rest:g} s")
         self._release(batch, rest)
 

@@ -211,9 +211,7 @@ def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> N
     "without a zone), or 'latest', which deletes all that waits now.",
 )
 @click.option(
-    "--copy/--no-copy",
-    default=True,
-    help="Copy what is deleted to the quarantine first.",
+    "--copy/--no-copy", default=True, help="Copy what is deleted to the quarantine first."
 )
 @options.flag("--dry-run", "Only print what would be deleted.")
 @options.yes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,10 +37,11 @@ class HasRecords:
 
     __slots__ = ()
 
+    entries: Sequence[bytes]
     metadata: tuple[Metadata, ...]
 
-    def _record_values(self) -> Iterable[bytes]:
-        raise NotImplementedError
+    def _record_values(self) -> Sequence[bytes]:
+        return self.entries
 
     def records(self) -> Iterator[Record]:
         """Each :class:`Record` in ingestion order."""
@@ -121,9 +122,6 @@ class ConsumedBatch(DeliveredBatch):
         rest = (self.sequence, self.location, self.metadata, self.partition, self._owner)
         return ArrowBatch(values, *rest)
 
-    def _record_values(self) -> Iterable[bytes]:
-        return self.entries
-
 
 @dataclass(frozen=True, slots=True)
 class ArrowBatch(DeliveredBatch):
@@ -148,7 +146,7 @@ class ArrowBatch(DeliveredBatch):
         """Bytes of the array's buffers."""
         return int(self.values.nbytes)
 
-    def _record_values(self) -> Iterable[bytes]:
+    def _record_values(self) -> Sequence[bytes]:
         values: list[bytes] = self.values.to_pylist()
         return values
 
@@ -170,7 +168,35 @@ class ArrowBatch(DeliveredBatch):
             InvalidInput: A type that records are not read into, or nothing to infer a schema from.
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
-        return _to_table(self, schema, options or ValueOptions())
+        options, values = options or ValueOptions(), self.values
+        if schema is None:
+            schema = infer(values[:_SAMPLE], options)
+            if not schema.names:
+                raise InvalidInput(
+                    f"batch {self.sequence} has no record that shows which columns there are: name "
+                    "them, to_table(pa.schema([('id', pa.int64())]))"
+                )
+        for each in schema:
+            if each.name in _BATCH_COLUMNS and each.type not in _BATCH_COLUMNS[each.name]:
+                types = " or ".join(map(str, _BATCH_COLUMNS[each.name]))
+                raise InvalidInput(f"column {each.name!r} is of type {each.type}: make it {types}")
+        fields = [each for each in schema if each.name not in _BATCH_COLUMNS]
+        decoded = Decoder(pa.schema(fields), options).decode(values)
+        if decoded.malformed and options.mode == FAILFAST:
+            row = min(decoded.malformed)
+            head = values[row].as_py()[:_SHOWN_BYTES]
+            raise MalformedRecord(self.sequence, row, self.location, decoded.malformed[row], head)
+        columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
+        for each in schema:
+            if each.name in _BATCH_COLUMNS:
+                columns[each.name] = _batch_column(each, self)
+        table = pa.table([columns[each.name] for each in schema], schema=schema)
+        dropped = [*decoded.headers, *(decoded.malformed if options.mode == DROPMALFORMED else ())]
+        if not dropped:
+            return table
+        kept = np.ones(len(values), np.bool_)
+        kept[dropped] = False
+        return table.filter(pa.array(kept))
 
 
 TopicBatch, TopicArrowBatch = ConsumedBatch, ArrowBatch
@@ -187,40 +213,6 @@ _BATCH_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "_ingestion_time": (pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")),
     "_metadata": (pa.binary(), pa.string()),
 }
-
-
-def _to_table(batch: ArrowBatch, schema: pa.Schema | None, options: ValueOptions) -> pa.Table:
-    values = batch.values
-    if schema is None:
-        schema = infer(values[:_SAMPLE], options)
-        if not schema.names:
-            raise InvalidInput(
-                f"batch {batch.sequence} has no record that shows which columns there are: name "
-                "them, to_table(pa.schema([('id', pa.int64())]))"
-            )
-    for each in schema:
-        if each.name in _BATCH_COLUMNS and each.type not in _BATCH_COLUMNS[each.name]:
-            types = " or ".join(map(str, _BATCH_COLUMNS[each.name]))
-            raise InvalidInput(f"column {each.name!r} is of type {each.type}: make it {types}")
-    fields = [each for each in schema if each.name not in _BATCH_COLUMNS]
-    decoded = Decoder(pa.schema(fields), options).decode(values)
-    if decoded.malformed and options.mode == FAILFAST:
-        row = min(decoded.malformed)
-        head = values[row].as_py()[:_SHOWN_BYTES]
-        raise MalformedRecord(batch.sequence, row, batch.location, decoded.malformed[row], head)
-    columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
-    for each in schema:
-        if each.name in _BATCH_COLUMNS:
-            columns[each.name] = _batch_column(each, batch)
-    table = pa.table([columns[each.name] for each in schema], schema=schema)
-    dropped = list(decoded.headers)
-    if options.mode == DROPMALFORMED:
-        dropped += decoded.malformed
-    if not dropped:
-        return table
-    kept = np.ones(len(values), np.bool_)
-    kept[dropped] = False
-    return table.filter(pa.array(kept))
 
 
 def _batch_column(field: pa.Field, batch: ArrowBatch) -> pa.Array:

@@ -247,16 +247,30 @@ class FetchHandle:
     def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`."""
         started = self._runtime.monotonic()
+        sequence, location = descriptor.sequence, descriptor.location
+        # Otherwise a manifest that another program wrote could make the consumer read, with its own
+        # rights, any object of the bucket (failure F23).
+        if not is_confined(location, self._prefix):
+            why = f"it is not below the data prefix {self._prefix!r}"
+            if fault := key_fault(location):
+                why = f"no object can have this name: {fault}"
+            raise errors.ForeignLocation(sequence, location, why)
+        limit = largest_object(self._max_batch_bytes)
         data: bytes | ReadBuffer
-        with self._reading(descriptor) as (location, limit):
-            if isinstance(self._store, Files):
-                data = ReadBuffer()
-                self._store.get_into(location, data.allocate, max_bytes=limit)
-            else:
-                data = read_bytes(self._store, location, limit)
+        try:
+            with _unreadable(descriptor):
+                if isinstance(self._store, Files):
+                    data = ReadBuffer()
+                    self._store.get_into(location, data.allocate, max_bytes=limit)
+                else:
+                    data = read_bytes(self._store, location, limit)
+        except errors.ObjectNotFound as error:
+            raise errors.BatchMissing(sequence, location, "its object does not exist") from error
+        except errors.InvalidInput as error:
+            raise errors.ForeignLocation(sequence, location, _plain(error)) from error
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
         metrics.bytes_collected.add(len(data))
-        return PooledBatch(data, descriptor.sequence, location, descriptor.metadata)
+        return PooledBatch(data, sequence, location, descriptor.metadata)
 
     fetch_raw = fetch_pooled  # its name in version 0.1
 
@@ -299,25 +313,6 @@ class FetchHandle:
             _count(count)
 
         return Records(count, arrays(), pooled.sequence, pooled.location, pooled.metadata)
-
-    @contextmanager
-    def _reading(self, descriptor: BatchDescriptor) -> Iterator[tuple[str, int]]:
-        """Key and largest size of the batch's object; errors of reading it name the batch."""
-        sequence, location = descriptor.sequence, descriptor.location
-        # Otherwise a manifest that another program wrote could make the consumer read, with its own
-        # rights, any object of the bucket (failure F23).
-        if not is_confined(location, self._prefix):
-            why = f"it is not below the data prefix {self._prefix!r}"
-            if fault := key_fault(location):
-                why = f"no object can have this name: {fault}"
-            raise errors.ForeignLocation(sequence, location, why)
-        try:
-            with _unreadable(descriptor):
-                yield location, largest_object(self._max_batch_bytes)
-        except errors.ObjectNotFound as error:
-            raise errors.BatchMissing(sequence, location, "its object does not exist") from error
-        except errors.InvalidInput as error:
-            raise errors.ForeignLocation(sequence, location, _plain(error)) from error
 
 
 @contextmanager

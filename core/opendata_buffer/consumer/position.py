@@ -15,10 +15,9 @@ from typing import Any
 
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.queue.cas import is_number
 
 _PLAIN = re.compile(r"(?:([^\s:{]+):)?([0-9]{1,20})", re.ASCII)
-
-_MAX_SEQUENCE = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,10 @@ class Position:
         except (ValueError, RecursionError):
             fields = None
         match fields:
-            case {"queue": str(queue_id), "sequence": int(sequence)} if (
-                0 <= sequence <= _MAX_SEQUENCE
-            ):
+            case {"queue": str(queue_id), "sequence": sequence} if is_number(sequence):
                 delivered = fields.get("delivered", 0)
                 transactions = fields.get("transactions", {})
-                if isinstance(delivered, int) and delivered >= 0 and isinstance(transactions, dict):
+                if is_number(delivered) and isinstance(transactions, dict):
                     return cls(queue_id, sequence, delivered, transactions)
         raise InvalidInput(
             f"position is {text!r:.200}: use what str() of Consumer.position or batch.position gave"

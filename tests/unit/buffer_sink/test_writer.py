@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,23 +89,6 @@ def test_a_write_is_visible_after_its_commit_only_and_once(tmp_path: Path) -> No
     before = (tmp_path / "ingest" / "manifest").read_bytes()
     plan(tmp_path).append([message])
     assert (tmp_path / "ingest" / "manifest").read_bytes() == before
-
-
-def test_two_hundred_tasks_with_a_row_each_make_one_batch_where_they_are_gathered(
-    tmp_path: Path,
-) -> None:
-    made = plan(tmp_path, gather_bytes=1_000)
-    sent = [made.upload(iter([rows(str(number))]), Transaction("q", 0)) for number in range(200)]
-    sent = [
-        replace(each, task=replace(each.task, number=number)) for number, each in enumerate(sent)
-    ]
-    assert list(tmp_path.rglob("*.batch")) == []
-    made.append(sent[::-1])
-    ((location, records),) = queued_in(tmp_path)
-    assert records == [str(number).encode() for number in range(200)], "in the tasks' order"
-    assert "/app=q/batch=0/" in location
-    made.append(sent)
-    assert len(queued_in(tmp_path)) == 1, "a repeat adds nothing"
 
 
 def test_with_value_format_json_the_columns_are_the_record_and_metadata_has_an_underscore(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from buffer_source.options import SourceOptions
@@ -44,20 +42,6 @@ def nexts(offset: SourceOffset) -> dict[str, int]:
     return {name: position.next for name, position in offset.partitions.items()}
 
 
-def test_all_partitions_are_read_each_in_its_order(world: TopicWorld) -> None:
-    for name in (P0, P1):
-        world.append(name, *numbered(name, 3))
-    driver = world.run()
-    first, read = batch(driver, None)
-    assert read == numbered(P0, 3) + numbered(P1, 3)
-    assert nexts(first) == {P0: 3, P1: 3, P2: 0}
-    assert driver.latest_offset(first) is first
-    world.append(P2, b"later")
-    second, read = batch(driver, first)
-    assert read == [b"later"]
-    assert SourceOffset.from_json(json.loads(json.dumps(second.to_json()))) == second
-
-
 @pytest.mark.parametrize("limit", ["maxBatchesPerTrigger", "maxOffsetsPerTrigger"])
 def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, limit: str) -> None:
     driver = world.run(**{limit: "1"})
@@ -77,9 +61,7 @@ def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, 
     assert len(read) == 30
 
 
-def test_a_new_partition_is_read_from_its_beginning_at_the_next_trigger(
-    world: TopicWorld,
-) -> None:
+def test_a_new_partition_is_read_from_its_beginning_at_the_next_trigger(world: TopicWorld) -> None:
     driver = world.run(startingOffsets="latest")
     position, read = batch(driver, None)
     assert read == []
@@ -163,9 +145,7 @@ def test_available_now_reads_what_was_there_in_the_partitions_that_were_there(
 @pytest.mark.parametrize("undecided", [0, 3])
 @pytest.mark.parametrize("options", [{}, {"maxBatchesPerTrigger": "2"}])
 def test_an_idle_trigger_reads_the_topic_and_each_manifest_once(
-    world: TopicWorld,
-    undecided: int,
-    options: dict[str, str],
+    world: TopicWorld, undecided: int, options: dict[str, str]
 ) -> None:
     world.append(P0, b"x")
     driver = world.run(**options)

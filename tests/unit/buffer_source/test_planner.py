@@ -81,14 +81,6 @@ def test_no_more_is_measured_than_the_limit_may_admit() -> None:
     assert Batches([]).rate_limit(ReadLimits(bytes=25)) == 0
 
 
-def test_min_partitions_are_made_while_there_are_batches() -> None:
-    assert [len(task) for task in pack(range(6), [10] * 6, 2, at_least=3)] == [2, 2, 2]
-    assert len(pack(range(2), [10] * 2, 2, at_least=5)) == 2
-    # One huge batch in front must not eat the tasks of the others.
-    assert pack(range(3), [900 * MIB, 1, 1], 2, at_least=3) == [(0,), (1,), (2,)]
-    assert pack(range(3), [1, 1, 900 * MIB], 2, at_least=3) == [(0,), (1,), (2,)]
-
-
 @pytest.mark.parametrize(
     ("mib", "cores", "tasks"),
     [(320, 2, 2), (640, 2, 4), (640, 3, 3), (640, 4, 4), (2_304, 8, 16), (8, 2, 2)],

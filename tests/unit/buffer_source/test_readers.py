@@ -75,9 +75,7 @@ def test_the_checkpoint_counts_and_not_the_readers_position(
     assert everything(driver, end) == list(range(20, 50))
 
 
-def test_a_checkpoint_that_is_not_kept_any_more_is_a_loss_with_its_numbers(
-    world: LogWorld,
-) -> None:
+def test_a_checkpoint_that_is_not_kept_any_more_is_a_loss_with_its_numbers(world: LogWorld) -> None:
     world.each(50)
     end, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="10"), None)
     world.lift_floor(30)

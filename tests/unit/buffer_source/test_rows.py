@@ -63,12 +63,7 @@ def test_the_arrow_schema_is_exactly_sparks() -> None:
 
 
 def test_any_subset_in_any_order_and_any_case() -> None:
-    wanted = struct(
-        "index integer",
-        "Value string",
-        "location string",
-        "partition string",
-    )
+    wanted = struct("index integer", "Value string", "location string", "partition string")
     of_batch = [("location", LOCATION), ("partition", "p-00001")]
     pieces = RowBuilder(wanted).pieces(batch([b"a", b"b"]), "p-00001")
     got = pa.Table.from_batches(pieces).to_pylist()

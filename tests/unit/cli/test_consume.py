@@ -26,21 +26,19 @@ from opendata_buffer.cli.consume import (
     write_out,
 )
 from opendata_buffer.cli.main import cli
-from opendata_buffer.config import ConsumerConfig, ProducerConfig
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.framing import FRAMINGS
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.readers import TRIM
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
-    LATER,
     Ticks,
     bytes_of,
     fails,
@@ -190,25 +188,6 @@ def test_a_queue_is_created_only_when_that_is_asked_for(url: str, store: MemoryS
     assert manifest_of(store).epoch == 1
 
 
-def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: MemoryStore) -> None:
-    with Producer(ProducerConfig(store=url, flush_interval_ms=60_000)) as producer:
-        producer.produce([b"a\nb", "ü".encode()], b"m")
-        producer.produce([b"\xff"], b"\xfe")
-    printed = ok("consume", url, "--ack", "--json").stdout_bytes
-    lines = [json.loads(line) for line in printed.splitlines()]
-    assert [(each["sequence"], each["index"]) for each in lines] == [(0, 0), (0, 1), (0, 2)]
-    assert [each.get("value") for each in lines] == ["a\nb", "ü", None]
-    assert lines[2]["value_base64"] == "/w=="
-    assert all(each["time"].startswith("20") for each in lines)
-    found = json.loads(ok("produce", url, "--json", *LATER, stdin=printed).stdout)
-    assert found == {"records": 3, "batches": 1, "bytes": 6}
-    assert records_of(store) == [b"a\nb", "ü".encode(), b"\xff"]
-    (entry,) = manifest_of(store).entries()
-    assert [(each.start_index, each.payload) for each in entry.metadata] == [
-        (0, b"m"), (2, b"\xfe"),
-    ]  # fmt: skip
-
-
 def test_a_topic_is_piped_into_another_store_with_metadata_keys_and_order(url: str) -> None:
     source, target = f"{url}-source", f"{url}-target"
     topic_of(source, 2)
@@ -334,9 +313,7 @@ def test_a_partition_that_is_added_or_first_written_is_read(
     assert seen(reader) == [(second, 0)]
 
 
-def test_f28_batches_of_a_topic_that_were_consumed_meanwhile_are_an_error(
-    url: str,
-) -> None:
+def test_f28_batches_of_a_topic_that_were_consumed_meanwhile_are_an_error(url: str) -> None:
     first, _ = topic_of(url, 2)
     fill(url, [b"a"], data_path_prefix=first)
     reader = read_only(url)

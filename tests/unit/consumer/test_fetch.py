@@ -28,10 +28,7 @@ META = (Metadata(0, 1_767_225_600_000, b"host=a"),)
 
 def _handle(store: Store, max_batch_bytes: int = 1024) -> FetchHandle:
     return FetchHandle(
-        store,
-        data_path_prefix="ingest",
-        max_batch_bytes=max_batch_bytes,
-        runtime=ManualRuntime(),
+        store, data_path_prefix="ingest", max_batch_bytes=max_batch_bytes, runtime=ManualRuntime()
     )
 
 
@@ -46,12 +43,10 @@ def test_a_batch_carries_its_records_and_its_descriptor() -> None:
     batch = handle.fetch(descriptor)
     assert batch.entries == [b"abc", b""]
     assert (batch.sequence, batch.location, batch.metadata) == (7, LOCATION, META)
-    assert batch.nbytes == 3
     arrow = handle.fetch_arrow(descriptor)
     assert arrow.values.equals(pa.array([b"abc", b""], pa.binary()))
     assert (arrow.sequence, arrow.location, arrow.metadata) == (7, LOCATION, META)
     raw = handle.fetch_raw(descriptor)
-    assert raw.nbytes == 18
     assert handle.decode(raw) == batch
     assert handle.decode_arrow(raw).values.equals(arrow.values)
 

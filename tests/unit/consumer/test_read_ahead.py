@@ -18,7 +18,6 @@ from opendata_buffer.consumer.fetch import (
     ContiguousRun,
     FetchHandle,
     PooledBatch,
-    ReadAhead,
     fetch_many,
 )
 from opendata_buffer.errors import BatchMissing, InvalidInput
@@ -349,14 +348,6 @@ def test_one_descriptor_needs_no_thread() -> None:
     assert list(results) == [None]
     assert threads == [threading.current_thread().name]
     assert list(fetch_many(lambda each: each, [])) == []
-    apart = ReadAhead(
-        lambda each: each.sequence,
-        _descriptors(1),
-        lambda each, read: (each, read),
-        SystemRuntime(),
-        AdaptiveConcurrency(),
-    )
-    assert list(apart.results()) == [(_descriptors(1)[0], 0)]
 
 
 class Handle(FetchHandle):
@@ -388,9 +379,7 @@ class Handle(FetchHandle):
 
 
 @pytest.mark.parametrize("arrow", [False, True])
-def test_stored_batches_are_in_flight_and_each_is_decoded_when_taken(
-    arrow: bool,
-) -> None:
+def test_stored_batches_are_in_flight_and_each_is_decoded_when_taken(arrow: bool) -> None:
     handle = Handle()
     handle.fetches.allow(*range(6))
     results = fetch_many(

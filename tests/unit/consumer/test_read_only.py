@@ -104,9 +104,7 @@ def test_f28_entries_are_read_again_only_while_they_are_queued(queue: LocalQueue
         reader.entries(1, 3)
 
 
-def test_the_error_about_a_missing_manifest_has_its_key_and_a_remedy(
-    queue: LocalQueue,
-) -> None:
+def test_the_error_about_a_missing_manifest_has_its_key_and_a_remedy(queue: LocalQueue) -> None:
     config = ConsumerConfig(store="memory://read-only", data_path_prefix="a/b")
     with pytest.raises(InvalidInput) as raised:
         ReadOnlyReader(config, store=queue.store, runtime=RUNTIME).manifest()
