@@ -29,7 +29,7 @@ from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.log import Log, LogIndex, Part, page_to_json, parts_folder
+from opendata_buffer.queue.log import Log, LogIndex, Part, parts_folder
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue, read_manifest
 from opendata_buffer.queue.readers import enable_readers
 from opendata_buffer.runtime import SystemRuntime, ulid_of
@@ -62,7 +62,8 @@ def written(url: str, waiting: int) -> None:
         retention_ms=None,
         reader_expiry_ms=10**11,
     )
-    index = Log(store, config, runtime).need()
+    log = Log(store, config, runtime)
+    index = log.need()
     tail = waiting - waiting % EACH
     for first in range(0, tail, EACH):
         entries = [
@@ -75,17 +76,11 @@ def written(url: str, waiting: int) -> None:
         end, at = first + EACH, start_ms + first * STEP_MS
         part = Part(first, end, at, at + (EACH - 1) * STEP_MS, f"{first:020d}-{end:020d}-x.segment")
         store.put(parts_folder(config) + part.name, segment.raw)
-        index = index.with_segment(part)
-        while (full := index.full_level()) is not None:
-            number, parts = full
-            low, high = parts[0].first, parts[-1].end
-            page = Part.page(parts, f"{low:020d}-{high:020d}-{number}.page")
-            store.put(parts_folder(config) + page.name, page_to_json(parts))
-            index = index.with_page(number, page)
+        index = log.with_pages(index.with_segment(part))
         if first <= waiting - AWAY < end:
             for entry in entries:
                 store.put(entry.location, encode_batch([b"record"]))
-    Log(store, config, runtime).change(lambda before: index)
+    log.change(lambda before: index)
     store.put("ingest/manifest", Manifest.starting_at(tail, 1).raw)
 
 

@@ -66,7 +66,11 @@ def measure(master: str, results: Any) -> None:
             ways[name] = partial(our_query, spark, queued, store)
             if name == "equal":
                 rows = sum(sizes) * (MIB // (SIZE + 4))
-                options = {"read": f"{store}/{queued.prefix}", "copied": "true", "tasks": cores}
+                options = {
+                    "read": f"{store}/{queued.prefix}",
+                    "copied": "true",
+                    "tasks": str(cores),
+                }
                 ways["copied"] = partial(ceiling_query, spark, SIZE, rows, **options)
         os.sync()  # or the disk writes what was queued while we measure
         found: dict[str, list[float]] = {name: [] for name in ways}

@@ -354,6 +354,14 @@ def test_a_dispatcher_that_was_succeeded_writes_no_claims() -> None:
     assert second.claims.held == {}
 
 
+def test_claims_that_did_not_change_are_not_written() -> None:
+    store = filled(2)
+    term = take_over(store)
+    store.delete_many([CLAIMS])
+    term.write(term.claims)
+    assert not store.list(CLAIMS).objects
+
+
 def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> None:
     """With the old frontier the new queue's first batches would pass for done."""
     store = filled(2)
