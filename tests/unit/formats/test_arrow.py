@@ -190,14 +190,4 @@ def test_a_block_between_head_and_tail_is_a_parquet_file(records: list[bytes]) -
 @pytest.mark.parametrize("size", [0, 63, 64, 2**31 - 1])
 def test_head_and_tail_fit_the_room_left_for_them(size: int, count: int) -> None:
     assert len(head(size, count)) == HEAD_SIZE
-    assert len(tail(size, count)) <= TAIL_SIZE
-
-
-def test_literal_page_header() -> None:
-    # PageHeader{1: DATA_PAGE, 2: 9, 3: 9, 5: DataPageHeader{1: 1, 2: PLAIN, 3: RLE, 4: RLE}}, each
-    # number in five bytes.
-    header = bytes.fromhex(
-        "15 8080808000 15 9280808000 15 9280808000 2c 15 8280808000 15 8080808000 15 8680808000"
-        "15 8680808000 00 00"
-    )
-    assert head(9, 1) == b"PAR1" + bytes(HEAD_SIZE - 4 - len(header)) + header
+    assert len(tail(size, count)) == TAIL_SIZE
