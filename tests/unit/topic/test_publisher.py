@@ -173,7 +173,7 @@ def test_a_publisher_closes_also_where_its_markers_are_refused(
     for publish in (publisher.publish_committed, publisher.publish_uncommitted):
         publish([b"1"], partition="0").result(WAIT_S)
     store.fail("put_if", f"{NAMES[0]}/manifest", PermanentStorageError("access denied"))
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="opendata_buffer"):
         publisher.close()
     assert "was not rolled back, and will be: access denied" in caplog.text
     assert "readers remember this publisher for some weeks: access denied" in caplog.text
