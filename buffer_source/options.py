@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from opendata_buffer import errors
 from opendata_buffer.config import (
@@ -26,7 +26,9 @@ from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage
 from opendata_buffer.queue.cas import is_number
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
-from opendata_buffer.values import ValueOptions
+
+if TYPE_CHECKING:
+    from opendata_buffer.values import ValueOptions
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +252,8 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
                 f"option {name} is {value!r}: use one ASCII character"
                 + ("" if name == "sep" else ", or nothing for none")
             )
+    from opendata_buffer.values import ValueOptions  # Arrow's readers: 60 ms of a query's start
+
     return ValueOptions(
         format=value_format,
         mode=read.choice("mode", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"),

@@ -10,6 +10,7 @@ import difflib
 import json
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
@@ -37,7 +38,9 @@ from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.runtime import Retries, Runtime, queue_retry
 from opendata_buffer.stores.base import Store
-from opendata_buffer.values import Decoder, ValueOptions, infer
+
+if TYPE_CHECKING:
+    from opendata_buffer.values import ValueOptions
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +185,8 @@ def _check_typed_schema(schema: StructType, options: ValueOptions) -> None:
         _check_type(field, column)
         if column.nullable and not field.nullable:
             _check_field(field.name, field.dataType, field.nullable)
+    from opendata_buffer.values import Decoder  # as in options.py
+
     Decoder(record_schema(arrow_schema(schema)), options)
 
 
@@ -226,6 +231,8 @@ def infer_schema(
     for name in names[:BATCHES]:
         own = partitions.options_of(name)
         records += _records(own, store, runtime, max(2, BATCHES // len(names)), retrying)
+    from opendata_buffer.values import infer  # as in options.py
+
     schema = _without_own(infer(pa.array(records, pa.binary()), values), values)
     if not schema.names:
         raise InvalidInput(

@@ -46,7 +46,6 @@ from buffer_source.planner import (
     rate_limit,
 )
 from buffer_source.schema import check_not_inferred, check_schema
-from buffer_source.task import read_partition
 from opendata_buffer import metrics
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.queue.ownership import TOPIC_KEY
@@ -526,6 +525,8 @@ class BufferStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
+        from buffer_source.task import read_partition  # not where Spark plans
+
         return read_partition(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
