@@ -122,8 +122,8 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [("if message.flags == CONTINUE_TXN:\n            if", "if False:\n            if")],
     ),
     "FINAL is not masked": (
-        "topic", CORE + "consumer/isolation.py",
-        [("    flags = read.flags & ~FINAL\n    final", "    flags = read.flags\n    final")],
+        "topic", CORE + "messages.py",
+        [("    flags = read.flags & ~FINAL\n    is_", "    flags = read.flags\n    is_")],
     ),
     "a transaction that is rolled back is committed": (
         "topic", CORE + "topic/publisher.py",
