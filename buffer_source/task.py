@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -377,7 +376,7 @@ class RowBuilder:
         self, rows: pa.RecordBatch, piece: Piece, decoded: DecodedColumns
     ) -> pa.RecordBatch:
         """The rows that are delivered: without headers, and by ``mode`` without malformed ones."""
-        malformed, dropped = decoded.malformed, list(decoded.headers)
+        malformed = decoded.malformed
         if malformed:
             row = min(malformed)
             if self._mode == FAILFAST:
@@ -399,12 +398,7 @@ class RowBuilder:
                 piece.begin + row,
                 malformed[row],
             )
-            dropped += list(malformed)
-        if not dropped:
-            return rows
-        kept = np.ones(rows.num_rows, np.bool_)
-        kept[dropped] = False
-        return rows.filter(pa.array(kept))
+        return decoded.delivered(rows, self._mode)
 
     def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:
         """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -53,6 +54,7 @@ _POSITION_IN_TEXT = re.compile(
 _ROW = re.compile(r"(?:in row |Row #)(\d+)")
 
 _Found = TypeVar("_Found")
+_Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,15 @@ class DecodedColumns:
     arrays: list[pa.Array]
     malformed: dict[int, str]
     headers: list[int]
+
+    def delivered(self, rows: _Rows, mode: str) -> _Rows:
+        """Those of the records' rows that are: no headers, and by ``mode`` no malformed ones."""
+        dropped = [*self.headers, *(self.malformed if mode == DROPMALFORMED else ())]
+        if not dropped:
+            return rows
+        kept = np.ones(rows.num_rows, np.bool_)
+        kept[dropped] = False
+        return rows.filter(pa.array(kept))
 
 
 class Decoder:

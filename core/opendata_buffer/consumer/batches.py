@@ -169,7 +169,6 @@ class ArrowBatch(DeliveredBatch):
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
         from opendata_buffer.values import (  # Arrow's readers: 60 ms of a query's start
-            DROPMALFORMED,
             FAILFAST,
             Decoder,
             ValueOptions,
@@ -199,12 +198,7 @@ class ArrowBatch(DeliveredBatch):
             if each.name in _BATCH_COLUMNS:
                 columns[each.name] = _batch_column(each, self)
         table = pa.table([columns[each.name] for each in schema], schema=schema)
-        dropped = [*decoded.headers, *(decoded.malformed if options.mode == DROPMALFORMED else ())]
-        if not dropped:
-            return table
-        kept = np.ones(len(values), np.bool_)
-        kept[dropped] = False
-        return table.filter(pa.array(kept))
+        return decoded.delivered(table, options.mode)
 
 
 TopicBatch, TopicArrowBatch = ConsumedBatch, ArrowBatch
