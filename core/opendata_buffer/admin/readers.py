@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.errors import Drained, InvalidInput
-from opendata_buffer.queue.log import DEFAULT_READER_EXPIRY_MS, Log, LogIndex, LogView, parts_folder
+from opendata_buffer.queue.log import Log, LogIndex, LogView, parts_folder
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.readers import (
     enable_readers,
@@ -66,13 +66,8 @@ def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
     manifest = queue.reader().find()
     if manifest is not None and manifest.sealed:
         raise Drained(config.manifest_path)
-    settings: dict[str, Any] = {
-        "retention_ms": None if index is None else index.retention_ms,
-        "retention_bytes": None if index is None else index.retention_bytes,
-        "reader_expiry_ms": DEFAULT_READER_EXPIRY_MS if index is None else index.reader_expiry_ms,
-    } | given
     # It fences the consumer that runs (failure F42).
-    return enable_readers(store, config, claim, runtime, **settings), index is None
+    return enable_readers(store, config, claim, runtime, **given), index is None
 
 
 @dataclass(frozen=True, kw_only=True)
