@@ -129,9 +129,8 @@ class BatchSizes:
             self._listed_at is None or now - self._listed_at >= LIST_INTERVAL_S
         ):
             self._listed_at = now
-            with suppress(
-                errors.TransientStorageError
-            ):  # The average will do: do not end the query.
+            # The average will do: do not end the query.
+            with suppress(errors.TransientStorageError):
                 self._measure(batches[:MOST_LISTED])
         return self._known(batches)
 

@@ -295,9 +295,10 @@ def claim_for_writing(
         manifest = read_manifest(store, config, runtime)
         try:
             claim.check(manifest)
-            # Bytes behind the last entry, too: readers refuse them, and what is appended would be
-            # reported as durable and never be read.
-            (manifest or Manifest.empty()).check()
+            if manifest is not None:
+                # Bytes behind the last entry, too: readers refuse them, and what is appended would
+                # be reported as durable and never be read.
+                manifest.check()
         except errors.QueueReset as error:
             if not recreate:
                 raise
