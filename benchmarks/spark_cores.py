@@ -11,8 +11,6 @@ the work is compared, and not the speed of the cores.
 from __future__ import annotations
 
 import os
-import random
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,11 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.ceiling import Ceiling
-from benchmarks.queries import started
 from benchmarks.queues import queue_all, records_of
 from benchmarks.reading import apart
 from benchmarks.spark import session
-from benchmarks.spark_once import MIB, SHARE, ceiling_query, our_query, query_times
+from benchmarks.spark_once import MIB, ceiling_query, medians_of, our_query, share_row
 from benchmarks.table import Row
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.stores.open import open_store
@@ -39,7 +36,6 @@ EQUAL = (8,) * 36
 """MiB of each batch: 288, which two, three and four tasks can divide into whole batches."""
 UNEQUAL = (128, *(1,) * 32, 64, *(1,) * 32, 32)
 """The same bytes: one batch is larger than a task, and most are small."""
-ROUNDS = 5
 EVEN = 1.1
 
 
@@ -73,15 +69,9 @@ def measure(master: str, results: Any) -> None:
                 }
                 ways["copied"] = partial(ceiling_query, spark, SIZE, rows, **options)
         os.sync()  # or the disk writes what was queued while we measure
-        found: dict[str, list[float]] = {name: [] for name in ways}
-        order = random.Random(7)
-        for turn in range(1 + ROUNDS):
-            for name in order.sample(list(ways), len(ways)):
-                took, _ = started(partial(query_times, ways[name], home, f"{turn}-{name}"))
-                if turn:
-                    found[name].append(took)
+        medians = medians_of(ways, home)
         spark.stop()
-    results.put(({name: statistics.median(each) for name, each in found.items()}, cores))
+    results.put(({name: tasks for name, (tasks, _) in medians.items()}, cores))
 
 
 def run() -> Iterator[Row]:
@@ -92,13 +82,8 @@ def run() -> Iterator[Row]:
         what = f"availableNow over {sum(EQUAL)} MiB of {SIZE:,}-byte records, {master}"
         # More tasks than the machine has cores are not slower by our division.
         counts = cores <= (os.cpu_count() or 1)
-        yield Row(
-            f"{what}, equal batches / the same files read and copied once",
-            f"{copied / equal:.0%}",
-            f">= {SHARE:.0%}" if counts else "",
-            copied / equal >= SHARE if counts else None,
-            f"{equal:.2f} against {copied:.2f} s, medians of {ROUNDS}, {cores} tasks at once",
-        )
+        name = f"{what}, equal batches / the same files read and copied once"
+        yield share_row(name, equal, copied, counts, f", {cores} tasks at once")
         yield Row(
             f"{what}, batches of 1 to 128 MiB / equal ones",
             f"{unequal / equal:.2f} x the time",

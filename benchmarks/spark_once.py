@@ -12,7 +12,7 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,13 +56,7 @@ def once_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
                 ("one prebuilt Arrow batch again and again", prebuilt[number]),
             ):
                 counts = bar is not None and base is copied[number]
-                yield Row(
-                    f"{what}, {time_of} / {name}",
-                    f"{base / mine:.0%}",
-                    f">= {SHARE:.0%}" if counts else "",
-                    base / mine >= SHARE if counts else None,
-                    f"{mine:.2f} against {base:.2f} s, medians of {ROUNDS}",
-                )
+                yield share_row(f"{what}, {time_of} / {name}", mine, base, counts)
 
 
 def start_row(spark: SparkSession, home: Path) -> Row:
@@ -88,18 +82,41 @@ def _turns(
     os.sync()  # or the disk writes what was queued while we measure
     size, rows = len(records[0]), len(records) * objects
     read = {"read": f"{store}/{queued.prefix}", "copied": "true"}
-    ways: list[tuple[list[Times], Callable[[], DataFrame]]] = [
-        ([], partial(our_query, spark, queued, store)),
-        ([], partial(ceiling_query, spark, size, rows)),
-        ([], partial(ceiling_query, spark, size, rows, **read)),
-    ]
+    ways: dict[str, Callable[[], DataFrame]] = {
+        "ours": partial(our_query, spark, queued, store),
+        "prebuilt": partial(ceiling_query, spark, size, rows),
+        "copied": partial(ceiling_query, spark, size, rows, **read),
+    }
+    medians = medians_of(ways, home, rounds)
+    shutil.rmtree(home)
+    return list(medians.values())
+
+
+def medians_of(
+    ways: Mapping[str, Callable[[], DataFrame]], home: Path, rounds: int = ROUNDS
+) -> dict[str, Times]:
+    """Median times of each way, all of them in turns, in an order that changes."""
+    found: dict[str, list[Times]] = {name: [] for name in ways}
     order = random.Random(7)
     for turn in range(WARM_UP + rounds):
-        for number, (times, frame) in enumerate(order.sample(ways, len(ways))):
-            times.append(started(partial(query_times, frame, home, f"{turn}-{number}")))
-    shutil.rmtree(home)
-    counted = [[*zip(*times[WARM_UP:], strict=True)] for times, _ in ways]
-    return [(statistics.median(each[0]), statistics.median(each[1])) for each in counted]
+        for name in order.sample(list(ways), len(ways)):
+            found[name].append(started(partial(query_times, ways[name], home, f"{turn}-{name}")))
+    counted = {name: [*zip(*times[WARM_UP:], strict=True)] for name, times in found.items()}
+    return {
+        name: (statistics.median(tasks), statistics.median(whole))
+        for name, (tasks, whole) in counted.items()
+    }
+
+
+def share_row(name: str, mine: float, base: float, counts: bool, detail: str = "") -> Row:
+    """A row of ours beside a yardstick, in seconds; held to the bar where it ``counts``."""
+    return Row(
+        name,
+        f"{base / mine:.0%}",
+        f">= {SHARE:.0%}" if counts else "",
+        base / mine >= SHARE if counts else None,
+        f"{mine:.2f} against {base:.2f} s, medians of {ROUNDS}{detail}",
+    )
 
 
 def our_query(spark: SparkSession, queued: Queued, store: str) -> DataFrame:
