@@ -375,7 +375,7 @@ class RowBuilder:
     def _without_malformed(
         self, rows: pa.RecordBatch, piece: Piece, decoded: DecodedColumns
     ) -> pa.RecordBatch:
-        """The rows that are delivered: without headers, and by ``mode`` without malformed ones."""
+        """The rows that are delivered: by ``mode`` without malformed ones."""
         malformed = decoded.malformed
         if malformed:
             row = min(malformed)

@@ -66,11 +66,9 @@ class ValueOptions:
         mode: What becomes of a malformed record: ``PERMISSIVE`` keeps a row of nulls with its text
             in ``corrupt_column``, ``DROPMALFORMED`` leaves it out, ``FAILFAST`` raises.
         corrupt_column: The column for the text of malformed records, if the schema names it.
-        sep: CSV: the separator of fields; one ASCII character, as ``quote`` and ``escape``.
+        sep: CSV: the separator of fields; one ASCII character, as ``quote``.
         quote: CSV: the character around a field, doubled inside of it; empty: none.
-        escape: CSV: the character that makes the next one a part of the field; empty: none.
         null_value: CSV: the text of a field that is null, unless it is quoted.
-        header: Of CSV: whether records that repeat the names of the columns are left out.
     """
 
     format: str = JSON
@@ -78,28 +76,23 @@ class ValueOptions:
     corrupt_column: str = "_corrupt_record"
     sep: str = ","
     quote: str = '"'
-    escape: str = ""
     null_value: str = ""
-    header: bool = False
 
 
 @dataclass(frozen=True)
 class DecodedColumns:
-    """The columns of some records, and which records have none: ``malformed`` ones with the reason,
-    and ``headers``, which repeat the names of the columns; both by the index of the record.
-    ``arrays`` has a column for each field of the schema, one value for each record."""
+    """The columns of some records: ``arrays`` has one for each field of the schema, with a value
+    for each record. ``malformed`` are the records that have none, by their index, and why."""
 
     arrays: list[pa.Array]
     malformed: dict[int, str]
-    headers: list[int]
 
     def delivered(self, rows: _Rows, mode: str) -> _Rows:
-        """Those of the records' rows that are: no headers, and by ``mode`` no malformed ones."""
-        dropped = [*self.headers, *(self.malformed if mode == DROPMALFORMED else ())]
-        if not dropped:
+        """Those of the records' rows that are delivered: by ``mode`` without malformed ones."""
+        if not self.malformed or mode != DROPMALFORMED:
             return rows
         kept = np.ones(rows.num_rows, np.bool_)
-        kept[dropped] = False
+        kept[list(self.malformed)] = False
         return rows.filter(pa.array(kept))
 
 
@@ -128,14 +121,11 @@ class Decoder:
             raise InvalidInput("schema has no column that is filled from records: name some")
         names = [each.name for each in self._fields]
         types = [_read_type(each.type) for each in self._fields]
-        self._reader: _CsvReader | _JsonReader
-        self._header: bytes | None = None
-        if options.format == JSON:
-            self._reader = _JsonReader(dict(zip(names, types, strict=True)))
-        else:
-            self._reader = _CsvReader(len(names), types, options)
-            if options.header:
-                self._header = options.sep.join(names).encode()
+        self._reader: _CsvReader | _JsonReader = (
+            _JsonReader(dict(zip(names, types, strict=True)))
+            if options.format == JSON
+            else _CsvReader(len(names), types, options)
+        )
 
     def decode(self, values: pa.BinaryArray) -> DecodedColumns:
         """The columns of records, which are any bytes: ``pa.binary()`` without nulls."""
@@ -147,17 +137,12 @@ class Decoder:
                 part = [pa.nulls(1, each.type) for each in self._fields]
             parts.append(part)
         columns = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
-        headers: list[int] = []
-        if self._header is not None:
-            headers = pc.indices_nonzero(pc.equal(values, self._header)).to_pylist()
-        for row in headers:
-            malformed.pop(row, None)
         if self._corrupt in self.schema.names:
             corrupt: list[str | None] = [None] * len(values)
             for row in malformed:
                 corrupt[row] = values[row].as_py().decode("utf-8", "replace")
             columns.insert(self.schema.names.index(self._corrupt), pa.array(corrupt, pa.string()))
-        return DecodedColumns(columns, malformed, headers)
+        return DecodedColumns(columns, malformed)
 
     def _read(self, texts: pa.BinaryArray) -> list[pa.Array]:
         columns = self._reader.read(texts).columns
@@ -213,8 +198,8 @@ class _JsonReader:
 class _CsvReader:
     """Lines, and a last one whose fields are all null; methods as of :class:`_JsonReader`.
 
-    Records without line ends are as many rows as lines, unless a quote or an escape takes a line
-    end into a field: then there are fewer rows. A record that has a line end is read alone; then
+    Records without line ends are as many rows as lines, unless a quote takes a line end into a
+    field: then there are fewer rows. A record that has a line end is read alone; then
     the last row has values if the record's quotes reached it. Without types, those of the
     ``count`` columns are inferred.
     """
@@ -228,7 +213,6 @@ class _CsvReader:
             delimiter=options.sep,
             quote_char=options.quote or False,
             double_quote=bool(options.quote),
-            escape_char=options.escape or False,
             newlines_in_values=True,
             ignore_empty_lines=False,
         )

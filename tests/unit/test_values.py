@@ -68,7 +68,6 @@ _other = st.one_of(_joined, _cut, _joined.map(lambda text: GOOD % 1 + text), st.
 CASES = [
     (ValueOptions(), SCHEMA, GOOD, {"s": "x", "os": [{"n": 1.5}]}),
     (AS_CSV, CSV_SCHEMA, b'%d,"x ""y"""', {"s": 'x "y"'}),
-    (ValueOptions(format="csv", escape="\\"), CSV_SCHEMA, b'%d,"x ""y"""', {"s": 'x "y"'}),
 ]
 
 
@@ -143,18 +142,10 @@ def test_options_of_csv() -> None:
         {"a": 1, "b": "x;y"}, {"a": None, "b": None}, {"a": 1, "b": "-"}, {"a": 1, "b": '"'},
         {"a": 1, "b": ""},
     ]  # fmt: skip
-    values = records(b'1,x\\,"y', b"1,x\\", b"2,z")
-    assert rows(schema, values, format="csv", quote="", escape="\\") == [
-        {"a": 1, "b": 'x,"y'}, {"a": None, "b": None}, {"a": 2, "b": "z"},
+    values = records(b'1,x"y', b'1,"x,y', b"2,z")
+    assert rows(schema, values, format="csv", quote="") == [
+        {"a": 1, "b": 'x"y'}, {"a": None, "b": None}, {"a": 2, "b": "z"},
     ]  # fmt: skip
-
-
-def test_records_that_repeat_the_names_are_headers_wherever_they_are() -> None:
-    schema = pa.schema([("a", pa.int32()), ("b", pa.string()), ("_corrupt_record", pa.string())])
-    values = records(b"a,b", b"1,x", b"a,b", b"a,c")
-    found = Decoder(schema, ValueOptions(format="csv", header=True)).decode(values)
-    assert (found.headers, sorted(found.malformed)) == ([0, 2], [3])
-    assert found.arrays[2].to_pylist() == [None, None, None, "a,c"]
 
 
 @pytest.mark.parametrize(
