@@ -121,7 +121,7 @@ class DefaultSource(DataSource):
         ``valueFormat`` it reads a sample of what is queued.
         """
         from buffer_source.options import SourceOptions
-        from buffer_source.partitions import find_topic
+        from buffer_source.partitions import SourcePartitions
         from buffer_source.schema import default_schema, infer_schema
         from opendata_buffer.errors import InvalidInput
         from opendata_buffer.runtime import SystemRuntime
@@ -133,7 +133,8 @@ class DefaultSource(DataSource):
         store = open_store(options.queue.store, options.queue.store_options)
         if options.values is not None:
             return infer_schema(options, options.values, store, SystemRuntime())
-        return default_schema(find_topic(options, store, SystemRuntime()) is not None)
+        topic = SourcePartitions(options, store, SystemRuntime()).topic
+        return default_schema(topic is not None)
 
     @_complete
     def reader(self, schema: StructType) -> DataSourceReader:

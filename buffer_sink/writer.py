@@ -35,8 +35,8 @@ from buffer_sink.rows import (
     coalesced,
 )
 from opendata_buffer import metrics
-from opendata_buffer.config import QueueConfig, StoreOptions
-from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_block
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.queue.ownership import queue_hint
@@ -449,7 +449,9 @@ class WritePlan:
         options = self.options
         store, now = (options.queue.store, options.queue.store_options), _RUNTIME.monotonic()
         is_queue = options.one_queue or now < _queues_until.get(store, now)
-        found = None if is_queue else find_topic(options.queue, open_store(*store))
+        found = None
+        if not is_queue:
+            found = Topic.find(options.queue, store=open_store(*store), runtime=_RUNTIME)
         if found is not None:
             check_topic(self.columns, options.partitioner)
             topic = TopicWrite.planned(found.description, _RUNTIME)
@@ -614,16 +616,6 @@ def task_property(name: str) -> str | None:
 def query_id() -> str | None:
     """Id of the task's streaming query, from its checkpoint; None where Spark sets none."""
     return task_property("sql.streaming.queryId")
-
-
-def find_topic(queue: QueueConfig, store: Store) -> Topic | None:
-    """The topic at a store's root, by one read; None when there is none or no right to read it."""
-    try:
-        return Topic.find(queue, store=store, runtime=_RUNTIME)
-    except PermanentStorageError:
-        # Without the right to list, S3 refuses where it would answer "not found", for example a
-        # writer that may use one prefix of the bucket only.
-        return None
 
 
 def _store_of(options: SinkOptions) -> Store:

@@ -16,12 +16,7 @@ from typing import Any
 
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import (
-    DataLoss,
-    InvalidInput,
-    OpenDataBufferError,
-    PermanentStorageError,
-)
+from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.batch import location_timestamp_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import Log, LogView
@@ -168,18 +163,6 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
-def find_topic(options: SourceOptions, store: Store, runtime: Runtime) -> Topic | None:
-    """The topic that the options lead to, by one small read; none where they name a queue."""
-    if options.one_queue:
-        return None
-    try:
-        return Topic.find(options.queue, store=store, runtime=runtime)
-    except PermanentStorageError as error:
-        # A reader that may only read below one prefix has a queue there.
-        log.warning("reading a queue, as a topic's description may not be read: %s", error)
-        return None
-
-
 class SourcePartitions:
     """The queues of a source by their names in its offsets; makes no request before it is asked."""
 
@@ -195,7 +178,10 @@ class SourcePartitions:
     def topic(self) -> Topic | None:
         """The topic, if the source reads one; one small read when it is asked first."""
         if not self._is_known:
-            self._topic = find_topic(self._options, self._store, self._runtime)
+            if not self._options.one_queue:
+                self._topic = Topic.find(
+                    self._options.queue, store=self._store, runtime=self._runtime
+                )
             self._check_options(self._topic)
             self._is_known = True
         return self._topic

@@ -52,12 +52,8 @@ def target_of(
         return target
     config = target.config
     limit_ms = min(config.timeout_ms, topic_deadline_ms or config.timeout_ms)
-    try:
-        with deadline(runtime, limit_ms / 1000):
-            found = Topic.find(config, store=target.store, runtime=runtime)
-            return replace(target, topic=found)
-    except PermanentStorageError:
-        return target  # A role that may read only the prefix may still have a queue there.
+    with deadline(runtime, limit_ms / 1000):
+        return replace(target, topic=Topic.find(config, store=target.store, runtime=runtime))
 
 
 def one_queue(

@@ -146,9 +146,15 @@ class Topic:
     def find(
         cls, config: QueueConfig, *, store: Store, runtime: Runtime | None = None
     ) -> Topic | None:
-        """As :meth:`open`; None where there is no topic."""
+        """As :meth:`open`; None where there is no topic, or no right to read its description: a
+        process that may only use what is below one prefix has a queue there."""
         topic = cls._at(config, store, runtime)
-        found = topic._object.read()
+        try:
+            found = topic._object.read()
+        except errors.PermanentStorageError as error:
+            # Without the right to list, S3 refuses where it would answer "not found".
+            log.info("taken for a queue, as a topic's description may not be read: %s", error)
+            return None
         if found is None:
             return None
         topic._remember(found)

@@ -21,16 +21,13 @@ from buffer_sink.writer import (
     WritePlan,
     WriteTask,
     batch_writer,
-    find_topic,
     stream_writer,
 )
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError, QueueReset
+from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 
 SCHEMA = StructType([StructField("value", StringType())])
@@ -118,7 +115,7 @@ def test_a_store_with_a_queue_is_not_asked_for_a_topic_at_each_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr("buffer_sink.writer.find_topic", lambda *at: asked.append(at))
+    monkeypatch.setattr(Topic, "find", lambda *at, **how: asked.append(at))
     for _ in range(3):
         assert plan(tmp_path).locate().topic is None
     assert len(asked) == 1
@@ -254,23 +251,3 @@ def test_columns_or_a_partitioner_that_do_not_fit_the_store_are_refused_before_t
     writer = stream_writer({"path": str(tmp_path), "partitioner": partitioner}, schema, False)
     with pytest.raises(InvalidInput, match=message):
         pickle.dumps(writer)
-
-
-def test_a_topic_is_found_by_one_read() -> None:
-    store, config = MemoryStore(), QueueConfig(store="memory://x")
-    assert find_topic(config, store) is None
-    topic = Topic.create("memory://x", 4, store=store, runtime=ManualRuntime())
-    found = find_topic(config, store)
-    assert found is not None
-    assert found.description == topic.description
-    store.put("_topic.json", b"{}")
-    with pytest.raises(CorruptData, match=r"'_topic\.json'"):
-        find_topic(config, store)
-
-
-def test_a_store_that_refuses_may_have_a_queue() -> None:
-    class Refusing(MemoryStore):
-        def get(self, key: str, **how: Any) -> Any:
-            raise PermanentStorageError("403")
-
-    assert find_topic(QueueConfig(store="memory://x"), Refusing()) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buffer_source.options import SourceOptions
-from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartitions, find_topic
+from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartitions
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
@@ -194,7 +194,7 @@ def topic(runtime: ManualRuntime) -> TopicWorld:
 
 def test_a_reader_that_may_only_read_below_a_prefix_has_a_queue(topic: TopicWorld) -> None:
     topic.store.fail("get", 1, PermanentStorageError("403 AccessDenied"), "_topic.json")
-    assert find_topic(options(), topic.store, topic.runtime) is None
+    assert partitions(topic).topic is None
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])

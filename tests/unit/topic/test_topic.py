@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from opendata_buffer.errors import (
     CorruptData,
     Drained,
     InvalidInput,
+    PermanentStorageError,
     QueueReset,
     TransientStorageError,
 )
@@ -61,6 +63,23 @@ def test_a_topic_that_is_made_is_found_and_opened() -> None:
     assert is_topic(store)
     assert opened(store).description == made.description
     assert made.description.names == NAMES[:3]
+
+
+def test_a_store_may_have_no_topic_or_refuse_to_say_so() -> None:
+    class Refusing(MemoryStore):
+        def get(self, key: str, **how: Any) -> Any:
+            raise PermanentStorageError("403")
+
+    store, refusing, runtime = MemoryStore(), Refusing(), ManualRuntime()
+    assert Topic.find(CONFIG, store=refusing, runtime=runtime) is None
+    assert Topic.find(CONFIG, store=store, runtime=runtime) is None
+    made = create(store)
+    found = Topic.find(CONFIG, store=store, runtime=runtime)
+    assert found is not None
+    assert found.description == made.description
+    store.put(TOPIC_KEY, b"{}")
+    with pytest.raises(CorruptData, match=r"'_topic\.json'"):
+        Topic.find(CONFIG, store=store, runtime=runtime)
 
 
 def test_a_topic_that_is_not_there_says_how_to_make_it() -> None:
