@@ -40,7 +40,7 @@ message names as attributes.
 from __future__ import annotations
 
 import copyreg
-from typing import Any, Self
+from typing import Any
 
 
 class OpenDataBufferError(Exception):
@@ -256,13 +256,11 @@ class CorruptBatch(CorruptData):
 class PoisonBatch(DataError):
     """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by.
 
-    In a topic it is in ``partition``: ``TopicConsumer.skip(partition, sequence)``.
+    In a topic it is in ``partition``, else empty: ``TopicConsumer.skip(partition, sequence)``.
     """
 
-    def __init__(
-        self, sequence: int, location: str, reason: str, partition: str | None = None
-    ) -> None:
-        call = f"skip({sequence})" if partition is None else f"skip({partition!r}, {sequence})"
+    def __init__(self, sequence: int, location: str, reason: str, partition: str = "") -> None:
+        call = f"skip({partition!r}, {sequence})" if partition else f"skip({sequence})"
         super().__init__(
             f"batch {sequence} at {location!r} cannot be delivered: {reason}. Restore the object, "
             f"or pass it by with {call}; its records are then lost."
@@ -271,10 +269,6 @@ class PoisonBatch(DataError):
         self.location = location
         self.reason = reason
         self.partition = partition
-
-    def of(self, partition: str) -> Self:
-        """The same error of a batch in a partition of a topic."""
-        return type(self)(self.sequence, self.location, self.reason, partition)
 
 
 class BatchMissing(PoisonBatch):

@@ -10,7 +10,6 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any, BinaryIO, NamedTuple
 
 import click
@@ -31,7 +30,7 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import InvalidInput, PoisonBatch
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.runtime import Runtime, in_parallel
@@ -339,7 +338,7 @@ class ReadOnlyPartition:
         self.ready: deque[BatchDescriptor] = deque()  # committed, and not fetched yet
         self._queue = queue
         self._reader = queue.reader(AGAIN)
-        self._handle = FetchHandle.of(queue.config, store=queue.store)
+        self._handle = FetchHandle.of(queue.config, store=queue.store).within(queue.prefix)
         self._start = start
         self._filter = ReadCommitted(queue.prefix)
         self._begin: int | None = None
@@ -369,12 +368,7 @@ class ReadOnlyPartition:
 
     def fetch(self, wanted: Sequence[BatchDescriptor]) -> Iterator[ArrowBatch]:
         """Fetch batches that were ready."""
-        name = self._queue.prefix
-        try:
-            for each in _fetched(self._handle, wanted, self._queue.runtime):
-                yield replace(each, partition=name)
-        except PoisonBatch as error:
-            raise error.of(name) from error
+        return _fetched(self._handle, wanted, self._queue.runtime)
 
 
 class ReadOnlyTopic:

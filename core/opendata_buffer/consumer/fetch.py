@@ -189,6 +189,7 @@ class FetchHandle:
             store = opened
         self._store = store
         self._prefix = data_path_prefix
+        self._partition = ""
         self._max_batch_bytes = max_batch_bytes
         self._runtime = runtime if runtime is not None else SystemRuntime()
 
@@ -224,10 +225,11 @@ class FetchHandle:
         other.__dict__.update(self.__dict__)
         return other
 
-    def within(self, data_path_prefix: str) -> FetchHandle:
-        """A handle on another queue of the same store, with the same settings."""
+    def within(self, partition: str) -> FetchHandle:
+        """A handle on one partition of a topic in the same store, with the same settings: batches
+        and errors name the partition."""
         other = self.clone()
-        other._prefix = data_path_prefix
+        other._prefix = other._partition = partition
         return other
 
     def adaptive_concurrency(self) -> AdaptiveConcurrency:
@@ -254,20 +256,22 @@ class FetchHandle:
             why = f"it is not below the data prefix {self._prefix!r}"
             if fault := key_fault(location):
                 why = f"no object can have this name: {fault}"
-            raise errors.ForeignLocation(sequence, location, why)
+            raise errors.ForeignLocation(sequence, location, why, self._partition)
         limit = largest_object(self._max_batch_bytes)
         data: bytes | ReadBuffer
         try:
-            with _unreadable(descriptor):
+            with self._unreadable(descriptor):
                 if isinstance(self._store, Files):
                     data = ReadBuffer()
                     self._store.get_into(location, data.allocate, max_bytes=limit)
                 else:
                     data = read_bytes(self._store, location, limit)
         except errors.ObjectNotFound as error:
-            raise errors.BatchMissing(sequence, location, "its object does not exist") from error
+            why = "its object does not exist"
+            raise errors.BatchMissing(sequence, location, why, self._partition) from error
         except errors.InvalidInput as error:
-            raise errors.ForeignLocation(sequence, location, _plain(error)) from error
+            why = _plain(error)
+            raise errors.ForeignLocation(sequence, location, why, self._partition) from error
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
         metrics.bytes_collected.add(len(data))
         return PooledBatch(data, sequence, location, descriptor.metadata)
@@ -280,17 +284,17 @@ class FetchHandle:
         Raises:
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
         """
-        with _unreadable(raw):
+        with self._unreadable(raw):
             entries = decode_records(raw.data, self._max_batch_bytes)
         _count(len(entries))
-        return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata)
+        return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata, self._partition)
 
     def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
         """As :meth:`decode`, to an Arrow array."""
-        with _unreadable(raw):
+        with self._unreadable(raw):
             values = decode_arrow(raw.data, self._max_batch_bytes)
         _count(len(values))
-        return ArrowBatch(values, raw.sequence, raw.location, raw.metadata)
+        return ArrowBatch(values, raw.sequence, raw.location, raw.metadata, self._partition)
 
     def records(
         self, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
@@ -300,7 +304,7 @@ class FetchHandle:
         With ``check_first`` all of it is decoded once before the first array is handed out. Without
         it the arrays may raise ``BatchUnreadable`` after good ones.
         """
-        with _unreadable(pooled):
+        with self._unreadable(pooled):
             block = open_arrow(pooled.data, self._max_batch_bytes)
             if check_first:
                 for _ in block.pieces(array_bytes):
@@ -308,20 +312,20 @@ class FetchHandle:
         count = block.footer.record_count
 
         def arrays() -> Iterator[pa.BinaryArray]:
-            with _unreadable(pooled):
+            with self._unreadable(pooled):
                 yield from block.pieces(array_bytes)
             _count(count)
 
         return Records(count, arrays(), pooled.sequence, pooled.location, pooled.metadata)
 
-
-@contextmanager
-def _unreadable(batch: BatchDescriptor | PooledBatch) -> Iterator[None]:
-    """Errors of its bytes name the batch."""
-    try:
-        yield
-    except errors.CorruptData as error:
-        raise errors.BatchUnreadable(batch.sequence, batch.location, _plain(error)) from error
+    @contextmanager
+    def _unreadable(self, batch: BatchDescriptor | PooledBatch) -> Iterator[None]:
+        """Errors of its bytes name the batch."""
+        try:
+            yield
+        except errors.CorruptData as error:
+            where = (batch.sequence, batch.location)
+            raise errors.BatchUnreadable(*where, _plain(error), self._partition) from error
 
 
 def _plain(error: Exception) -> str:

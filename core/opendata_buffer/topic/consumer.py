@@ -15,7 +15,7 @@ from opendata_buffer import errors
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency, PooledBatch, ReadAhead
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, ReadAhead
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
@@ -60,26 +60,7 @@ class Delivered(Protocol):
 
 
 class PartitionReader(Consumer):
-    """The consumer of one partition; its errors name the partition."""
-
-    def __init__(self, name: str, config: ConsumerConfig, *args: Any, **options: Any) -> None:
-        super().__init__(config, *args, **options)
-        self.name = name
-
-    def read(self, descriptor: BatchDescriptor) -> PooledBatch:
-        """Fetch one batch as it is stored; from any thread."""
-        try:
-            return self._fetch_handle.fetch_pooled(descriptor)
-        except errors.PoisonBatch as error:
-            raise error.of(self.name) from error
-
-    def decode(self, stored: PooledBatch, *, arrow: bool) -> ConsumedBatch | ArrowBatch:
-        """The batch of :meth:`read` as a list of records, or as an Arrow array."""
-        handle = self._fetch_handle
-        try:
-            return handle.decode_arrow(stored) if arrow else handle.decode(stored)
-        except errors.PoisonBatch as error:
-            raise error.of(self.name) from error
+    """The consumer of one partition."""
 
     def flush_all(self) -> None:
         """Also dequeue what saved positions need; for a partition that is about to be sealed."""
@@ -288,11 +269,15 @@ class TopicConsumer(BatchLoop):
         self, batches: Sequence[tuple[str, BatchDescriptor]], arrow: bool
     ) -> Generator[ConsumedBatch | ArrowBatch]:
         """Fetch batches ahead; they stay in ``ready`` until they are delivered."""
-        readers = {id(descriptor): self._readers[name] for name, descriptor in batches}
+        handles = {
+            id(descriptor): self._readers[name].fetch_handle().within(name)
+            for name, descriptor in batches
+        }
+        decode = FetchHandle.decode_arrow if arrow else FetchHandle.decode
         fetched = ReadAhead(
-            lambda descriptor: readers[id(descriptor)].read(descriptor),
+            lambda descriptor: handles[id(descriptor)].fetch_pooled(descriptor),
             [descriptor for _, descriptor in batches],
-            lambda each, stored: readers[id(each)].decode(stored, arrow=arrow),
+            lambda descriptor, stored: decode(handles[id(descriptor)], stored),
             runtime=self._runtime,
             adaptive=self._pace,
         ).results()
@@ -301,7 +286,7 @@ class TopicConsumer(BatchLoop):
                 self._last = name  # also after an error, so that the other partitions come first
                 found = next(fetched)
                 self._readers[name].ready.popleft()
-                yield replace(found, partition=name, _owner=self)
+                yield replace(found, _owner=self)
 
     def _drop_prefetched(self) -> None:
         """End the fetching. What was not delivered is still ready, and is fetched again."""
@@ -317,18 +302,18 @@ class TopicConsumer(BatchLoop):
         for name in [name for name in self._readers if name not in description.names]:
             self._close_drained(name)
 
-        def poll(reader: PartitionReader) -> bool | errors.OpenDataBufferError:
+        def poll(name: str) -> bool | errors.OpenDataBufferError:
             try:
-                return reader.poll()
+                return self._readers[name].poll()
             except errors.OpenDataBufferError as error:
                 return error
 
         has_new = False
-        readers = list(self._readers.values())
-        for reader, outcome in zip(readers, in_parallel(self._runtime, poll, readers), strict=True):
+        names = list(self._readers)
+        for name, outcome in zip(names, in_parallel(self._runtime, poll, names), strict=True):
             if isinstance(outcome, errors.Drained):
-                self._sealed.add(reader.name)
-                self._close_drained(reader.name)
+                self._sealed.add(name)
+                self._close_drained(name)
             elif isinstance(outcome, errors.OpenDataBufferError):
                 self._errors.append(outcome)
             else:
@@ -355,7 +340,7 @@ class TopicConsumer(BatchLoop):
         def open_one(name: str) -> None:
             try:
                 config = Topic.config_of(name, self._config)
-                opened[name] = self._open_reader(name, config, self._position_for(name))
+                opened[name] = self._open_reader(config, self._position_for(name))
             except errors.DataLoss:
                 # A consumer may have been killed after it emptied the partition to seal it.
                 if name not in description.may_leave(now_ms) or not self._topic.seal(name):

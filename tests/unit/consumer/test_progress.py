@@ -186,7 +186,7 @@ class World:
     ) -> PartitionReader:
         config = Topic.config_of(PREFIX, consuming(**settings))
         reader = PartitionReader(
-            PREFIX, config, position, isolation="read_committed", allow_data_loss=allow_data_loss,
+            config, position, isolation="read_committed", allow_data_loss=allow_data_loss,
             store=self.store, runtime=self.runtime,
         )  # fmt: skip
         reader.poll()
@@ -196,7 +196,7 @@ class World:
 def taken(reader: PartitionReader) -> list[bytes]:
     found: list[bytes] = []
     while reader.ready:
-        found += reader.decode(reader.read(reader.ready.popleft()), arrow=False).entries
+        found += reader.fetch_descriptor(reader.ready.popleft()).entries
     return found
 
 
