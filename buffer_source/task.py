@@ -38,6 +38,7 @@ from opendata_buffer.consumer.fetch import (
     PooledBatch,
     Records,
     fetch_many,
+    or_poison,
 )
 from opendata_buffer.errors import (
     BatchMissing,
@@ -47,7 +48,7 @@ from opendata_buffer.errors import (
     PoisonBatch,
 )
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.readers import amend_consumer_info, read_consumer_info
 from opendata_buffer.runtime import Interval, Runtime, SystemRuntime, queue_retry
@@ -123,12 +124,8 @@ def _readable(
         for name in {each.partition for each in descriptors}
     }
 
-    def fetch(descriptor: BatchDescriptor) -> PooledBatch | PoisonBatch:
-        assert isinstance(descriptor, PartitionBatch)
-        try:
-            return retrying(handles[descriptor.partition].fetch_pooled, descriptor)
-        except PoisonBatch as error:
-            return error
+    def fetch(batch: PartitionBatch) -> PooledBatch:
+        return retrying(handles[batch.partition].fetch_pooled, batch)
 
     def pass_by(batch: PartitionBatch, error: PoisonBatch) -> None:
         if isinstance(error, BatchMissing):
@@ -149,11 +146,10 @@ def _readable(
         log.warning("batch is in quarantine as %s and passed by: %s", report.id, error)
 
     fetches = fetch_many(
-        fetch,
+        or_poison(fetch),
         descriptors,
         max_in_flight_bytes=IN_FLIGHT_BYTES,
         runtime=runtime,
-        size_of=lambda each: 0 if isinstance(each, PoisonBatch) else each.nbytes,
         adaptive=_adaptive_concurrency(options),
     )
     with closing(fetches):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from opendata_buffer import errors
@@ -24,9 +24,9 @@ from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
-from opendata_buffer.consumer.batches import ConsumedBatch, HasRecords
+from opendata_buffer.consumer.batches import HasRecords
 from opendata_buffer.consumer.consumer import check_reader
-from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch, ReadAhead
+from opendata_buffer.consumer.fetch import FetchHandle, ReadAhead, or_poison
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.queue import require_queue
 from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime, in_parallel
@@ -43,10 +43,6 @@ WAIT_S = 20.0
 
 BEATS_PER_CLAIM = 4
 """Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
-
-T = TypeVar("T")
-
-R = TypeVar("R")
 
 
 @dataclass(slots=True, eq=False)
@@ -336,10 +332,11 @@ class Worker(Closeable):
             with self._condition:
                 self._claims[claim.token] = claim
                 self._batches[claim.token] = batch
+        decode = or_poison(self._fetch.decode)
         found = ReadAhead(
-            partial(_attempt, self._fetch.fetch_pooled),
+            or_poison(self._fetch.fetch_pooled),
             [descriptor for _, descriptor in made],
-            self._decode_or_error,
+            lambda _, stored: decode(stored),
             runtime=self._runtime,
             adaptive=self._pace,
         ).results()
@@ -360,15 +357,6 @@ class Worker(Closeable):
         lapsed = [batch for batch in fetched if not self._is_sure_of(batch._claim)]
         self._release(lapsed)
         return [batch for batch in fetched if batch not in lapsed]
-
-    def _decode_or_error(
-        self, _: BatchDescriptor, stored: PooledBatch | errors.PoisonBatch
-    ) -> ConsumedBatch | errors.PoisonBatch:
-        return (
-            stored
-            if isinstance(stored, errors.PoisonBatch)
-            else _attempt(self._fetch.decode, stored)
-        )
 
     def _release(self, batches: Sequence[ClaimedBatch]) -> None:
         connection = self._discovery.connection
@@ -472,10 +460,3 @@ class Worker(Closeable):
                     # renews nothing, and must not make the worker sure of its claim again.
                     if claim.token in self._batches and self._is_sure_of(claim):
                         claim.beaten = now
-
-
-def _attempt(call: Callable[[T], R], what: T) -> R | errors.PoisonBatch:
-    try:
-        return call(what)
-    except errors.PoisonBatch as error:
-        return error

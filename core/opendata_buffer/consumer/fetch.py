@@ -341,6 +341,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def or_poison(call: Callable[[T], R]) -> Callable[[T | errors.PoisonBatch], R | errors.PoisonBatch]:
+    """The call, whose result for a batch that cannot be delivered is the error: the next one is
+    fetched all the same. The result of such a call may be the argument of another."""
+
+    def attempt(what: T | errors.PoisonBatch) -> R | errors.PoisonBatch:
+        try:
+            return what if isinstance(what, errors.PoisonBatch) else call(what)
+        except errors.PoisonBatch as error:
+            return error
+
+    return attempt
+
+
 class Item(Protocol):
     """What is fetched: a batch's descriptor, or several together."""
 
