@@ -375,12 +375,11 @@ class Sequencer:
 class Undecided:
     """One producer's ``batches`` in one queue that are neither committed nor rolled back.
 
-    No entry from ``first_sequence`` on can be acknowledged. An acknowledgement with a clock below
-    ``first_clock`` rolls back, one beyond ``last_clock`` commits. ``txn`` is of the first batch.
+    No entry from ``first_sequence`` on can be acknowledged. An acknowledgement with a clock beyond
+    ``last_clock`` commits. ``txn`` is of the first batch.
     """
 
     first_sequence: int
-    first_clock: int
     last_clock: int
     batches: int
     txn: Transaction | None = None
@@ -402,7 +401,7 @@ def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict
         assert isinstance(producer, bytes)
         outcome = sequencer.queue_uncommitted(message)
         if outcome is Outcome.CONTINUE_BEGIN_SPAN:
-            found[producer] = Undecided(sequence, clock, clock, 1, parsed.txn)
+            found[producer] = Undecided(sequence, clock, 1, parsed.txn)
         elif outcome is Outcome.CONTINUE_EXTEND_SPAN:
             span = found[producer]
             found[producer] = replace(span, last_clock=clock, batches=span.batches + 1)

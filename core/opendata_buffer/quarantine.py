@@ -189,15 +189,9 @@ def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> by
 
 
 def _report(fields: SidecarFields) -> QuarantineReport:
-    return QuarantineReport(
-        **{name: fields.text(name) for name in ("id", "location", "error", "query", "time")},
-        sequence=fields.number("sequence"),
-        copied_bytes=fields.number("copied_bytes", None),
-        metadata=tuple(map(_metadata, fields.objects("metadata"))),
-        restored_location=fields.text("restored_location", None),
-        restored_after=fields.number("restored_after", None),
-        restored_sequence=fields.number("restored_sequence", None),
-    )
+    metadata = tuple(map(_metadata, fields.objects("metadata")))
+    copied_bytes = fields.number("copied_bytes", None)
+    return fields.into(QuarantineReport, metadata=metadata, copied_bytes=copied_bytes)
 
 
 def _metadata(fields: SidecarFields) -> Metadata:

@@ -27,7 +27,6 @@ very manifest that it goes into shows the producer undecided, so writing it agai
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections import defaultdict
@@ -246,32 +245,23 @@ class CommitRecord:
 
     def to_json(self) -> bytes:
         """The object's bytes, without the fields that have no value."""
-        fields: dict[str, Any] = {"version": RECORD.version, "batch": self.batch}
-        fields["next_sequence"] = self.next_sequence
-        for name, value in (("query", self.query), ("run", self.run), ("producer", self.producer)):
-            if value is not None:
-                fields[name] = value
-        if self.intents:
-            fields["intents"] = dict(sorted(self.intents.items()))
-        if self.positions:
-            fields["positions"] = dict(sorted(self.positions.items()))
-        return json.dumps({**fields, **self.others}).encode()
+        intents, positions = (dict(sorted(x.items())) for x in (self.intents, self.positions))
+        return RECORD.encode_value(self, intents=intents or None, positions=positions or None)
 
     @classmethod
     def from_json(cls, raw: bytes) -> CommitRecord:
         """Read the object's bytes. ``CorruptData`` if they are no record of this version."""
         fields = RECORD.decode(raw)
-        batch, next_sequence = fields.number("batch", least=-1), fields.number("next_sequence")
-        query, run, producer = (fields.text(name, None) for name in ("query", "run", "producer"))
-        if producer is not None and not re.fullmatch("[0-9a-fA-F]{12}", producer):
+        intents, positions = fields.mapping("intents", {}), fields.mapping("positions", {})
+        batch = fields.number("batch", least=-1)
+        found = fields.into(cls, batch=batch, intents=intents, positions=positions)
+        if found.producer is not None and not re.fullmatch("[0-9a-fA-F]{12}", found.producer):
             raise fields.wrong("producer", "a producer id of 12 hexadecimal digits")
-        intents = fields.mapping("intents", {})
         if not all(is_number(clock, least=1) for clock in intents.values()):
             raise fields.wrong("intents", f"a clock from 1 to {LARGEST} for each partition")
-        positions = fields.mapping("positions", {})
         if not all(isinstance(text, str) for text in positions.values()):
             raise fields.wrong("positions", "a text for each queue")
-        return cls(batch, next_sequence, query, fields.others(), run, producer, intents, positions)
+        return found
 
     def raised(self, batch: int, next_sequence: int, query: str | None) -> CommitRecord:
         """The record after one more batch; unchanged for an older batch or another query."""

@@ -190,19 +190,19 @@ def of(*messages: Written | None, txn: Transaction | None = None) -> dict[bytes,
 def test_what_was_continued_and_never_acknowledged_is_undecided() -> None:
     assert of(None, None, txn=TXN) == {}
     found = of(None, (A, 2, CONTINUE_TXN), (B, 7, CONTINUE_TXN), (A, 5, CONTINUE_TXN), txn=TXN)
-    assert found == {A: Undecided(101, 2, 5, 2, TXN), B: Undecided(102, 7, 7, 1, TXN)}
+    assert found == {A: Undecided(101, 5, 2, TXN), B: Undecided(102, 7, 1, TXN)}
     assert list(found) == [A, B]
 
 
 def test_a_duplicate_is_neither_counted_nor_a_new_transaction() -> None:
     twice = of((A, 2, CONTINUE_TXN), (A, 3, CONTINUE_TXN), (A, 2, CONTINUE_TXN))
-    assert twice == {A: Undecided(100, 2, 3, 2)}
+    assert twice == {A: Undecided(100, 3, 2)}
     assert of((A, 2, CONTINUE_TXN), (A, 3, ACK_TXN), (A, 2, CONTINUE_TXN)) == {}
 
 
 def test_f40_what_follows_a_final_message_is_undecided_as_readers_hold_it_back() -> None:
     messages = [(A, 2, CONTINUE_TXN), (A, 3, ACK_TXN | FINAL), (A, 2, CONTINUE_TXN)]
-    assert of(*messages) == {A: Undecided(102, 2, 2, 1)}
+    assert of(*messages) == {A: Undecided(102, 2, 1)}
     rule = ReadCommitted("ingest")
     for at, each in enumerate(messages):
         rule.offer(100 + at, located(each), lambda *_: [])

@@ -50,6 +50,7 @@ class DiscoveryRecord:
         seen_ms: When it last renewed it, milliseconds since the Unix epoch, for people.
         share: Of the broker's :class:`.KeyPair`; empty in the record of an earlier release.
         fault: Why the object is not readable; ``id`` is its version then, and ``term`` 0.
+        others: Fields of later versions, kept when the object is written again.
     """
 
     term: int
@@ -61,6 +62,7 @@ class DiscoveryRecord:
     seen_ms: int = 0
     share: bytes = field(default=b"", repr=False)
     fault: str = ""
+    others: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def serves(self) -> bool:
@@ -73,43 +75,20 @@ class DiscoveryRecord:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        fields = {
-            "term": self.term,
-            "id": self.id,
-            "address": self.address,
-            "secret": self.secret.hex(),
-            "share": self.share.hex(),
-            "certificate": self.certificate,
-            "beat": self.beat,
-            "seen_ms": self.seen_ms,
-        }
-        return DISCOVERY_RECORD.encode(fields)
+        return DISCOVERY_RECORD.encode_value(self, fault=None)
 
     @classmethod
     def from_json(cls, data: bytes) -> DiscoveryRecord:
         """The record in an object's bytes; ``CorruptData`` where they are none of this version."""
         fields = DISCOVERY_RECORD.decode(data)
-        address, share = fields.text("address"), fields.text("share", "")
-
-        def read(name: str, size: int) -> bytes:
-            try:
-                found = bytes.fromhex(fields.text(name))
-            except ValueError:
-                found = b""
-            if address and len(found) != size:
+        found = fields.into(cls, fault="")
+        for name, value, size in (
+            ("secret", found.secret, SECRET_BYTES),
+            ("share", found.share, protocol.SHARE_BYTES),
+        ):
+            if found.serves and len(value) != size and (value or name == "secret"):
                 raise fields.wrong(name, f"{size} bytes in hexadecimal digits")
-            return found
-
-        return cls(
-            fields.number("term"),
-            fields.text("id"),
-            address,
-            read("secret", SECRET_BYTES),
-            certificate=fields.text("certificate", ""),
-            beat=fields.number("beat", 0),
-            seen_ms=fields.number("seen_ms", 0),
-            share=read("share", protocol.SHARE_BYTES) if share else b"",
-        )
+        return found
 
 
 class Lease:

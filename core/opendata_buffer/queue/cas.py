@@ -109,6 +109,15 @@ class Sidecar:
             # Names that an operating system gives need not be text: those go in escapes.
             return json.dumps(fields).encode() + b"\n"
 
+    def encode_value(self, value: Any, **own: Any) -> bytes:
+        """As :meth:`encode`, of a dataclass, which :meth:`SidecarFields.into` reads: its fields, or
+        what is in their place in ``own``. What is None is left out."""
+        found = {each.name: getattr(value, each.name) for each in fields(value)}
+        others = found.pop("others")
+        found = {**own, **{name: found[name] for name in found if name not in own}}
+        texts = {k: v.hex() if isinstance(v, bytes) else v for k, v in found.items()}
+        return self.encode({name: texts[name] for name in texts if texts[name] is not None}, others)
+
     def cas_object(
         self,
         kind: type[T],
@@ -189,13 +198,22 @@ class SidecarFields:
         return found
 
     def into(self, kind: Callable[..., T], **values: Any) -> T:
-        """A dataclass whose fields are texts, numbers, these values, and :meth:`others`."""
-        for each in fields(kind):  # type: ignore[arg-type]  # it is a dataclass
-            if each.name not in {*values, "others"}:
-                default = _REQUIRED if each.default is MISSING else each.default
-                read: Callable[..., Any] = self.text if each.type == "str" else self.number
-                values[each.name] = read(each.name, default)
-        return kind(**values, others=self.others())
+        """A dataclass whose fields are texts, numbers, bytes in hexadecimal digits, these values,
+        and :meth:`others`."""
+        readers: dict[object, Callable[..., Any]]
+        readers = {"str": self.text, "str | None": self.text, "bytes": self._hexadecimal}
+        own = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+        others = own.pop("others", None)
+        for name in own.keys() - values.keys():
+            default = _REQUIRED if own[name].default is MISSING else own[name].default
+            values[name] = readers.get(own[name].type, self.number)(name, default)
+        return kind(**values, **({} if others is None else {"others": self.others()}))
+
+    def _hexadecimal(self, name: str, default: Any) -> Any:
+        try:
+            return bytes.fromhex(self.text(name, default if default is _REQUIRED else ""))
+        except ValueError:
+            raise self.wrong(name, "bytes in hexadecimal digits") from None
 
     def others(self) -> dict[str, Any]:
         """The fields that were not asked for: those of later releases, once all own ones were."""

@@ -6,8 +6,7 @@ what left it in between is in the index (decision 0038). The index is ``<prefix>
 
     {"version": 1, "queue": "01J5...", "end": 2816, "floor": 512, "readers": ["billing"],
      "levels": [[[1792, 2816, 1767225600000, 1767225700000, "0...-01J6....segment"]], ...],
-     "lost": [], "retention_ms": null, "retention_bytes": null,
-     "reader_expiry_ms": 604800000, "changes": 7}
+     "lost": [], "reader_expiry_ms": 604800000, "changes": 7}
 
 * Entries from ``floor`` up to, not including, ``end`` are in segments, but for the ranges in
   ``lost``, which a client that knows no log took off the manifest before they were moved.
@@ -21,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -129,10 +128,8 @@ class LogIndex:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        own: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
-        del own["others"], own["queue_id"]
-        own["levels"] = [_rows(level) for level in self.levels]
-        return INDEX.encode({"queue": self.queue_id, **own}, self.others)
+        levels = [_rows(level) for level in self.levels]
+        return INDEX.encode_value(self, queue=self.queue_id, queue_id=None, levels=levels)
 
     @classmethod
     def from_json(cls, data: bytes) -> LogIndex:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opendata_buffer import errors, metrics, outcomes
@@ -82,11 +82,7 @@ class ConsumerInfo:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        del own["others"]
-        if self.ended_epoch is None:
-            del own["ended_epoch"]
-        return _NOTE.encode(own, self.others)
+        return _NOTE.encode_value(self)
 
     @property
     def has_ended(self) -> bool:
@@ -203,9 +199,7 @@ class ReaderPosition:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        del own["others"], own["queue_id"]
-        return _POSITION.encode({"queue": self.queue_id, **own}, self.others)
+        return _POSITION.encode_value(self, queue=self.queue_id, queue_id=None)
 
     @classmethod
     def from_json(cls, data: bytes) -> ReaderPosition:

@@ -60,9 +60,9 @@ def test_what_is_no_record_says_so_and_the_next_broker_replaces_it(data: bytes) 
 
 
 def test_a_record_of_an_earlier_release_is_read_and_fields_of_a_later_one_are_passed_over() -> None:
-    share = b'"share": "%s", ' % ONE.share.hex().encode()
-    assert DiscoveryRecord.from_json(ONE.to_json().replace(share, b'"more": [1], ')) == replace(
-        ONE, share=b""
+    share = b'"share": "%s"' % ONE.share.hex().encode()
+    assert DiscoveryRecord.from_json(ONE.to_json().replace(share, b'"more": [1]')) == replace(
+        ONE, share=b"", others={"more": [1]}
     )
 
 

@@ -238,6 +238,7 @@ def test_a_field_that_was_written_is_read(name: str) -> None:
         "the note of the consumer",
         "the commit record",
         "the topic's description",
+        "a broker's discovery record",
     )
 
 
