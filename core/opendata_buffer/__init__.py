@@ -53,10 +53,8 @@ if TYPE_CHECKING:
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
     from opendata_buffer.gc import GcPlan as GcPlan
     from opendata_buffer.gc import GcReport as GcReport
-    from opendata_buffer.producer.handles import DurabilityWatcher as DurabilityWatcher
     from opendata_buffer.producer.handles import Durable as Durable
     from opendata_buffer.producer.handles import TopicHandle as TopicHandle
-    from opendata_buffer.producer.handles import TopicWatcher as TopicWatcher
     from opendata_buffer.producer.handles import WriteHandle as WriteHandle
     from opendata_buffer.producer.producer import Producer as Producer
     from opendata_buffer.stores.open import open_store as open_store
@@ -101,18 +99,9 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*errors.__all__, *_MODULES])
 
-# Not listed: the names that handles and batches had before; and those that the package ``broker``,
-# which imports producers, consumers and queues, has for them when they need a broker.
-_MODULES |= {
-    "BrokerPause": "broker.committer",
-    "DurabilityWatcher": "producer.handles",
-    "PartitionPosition": "consumer.position",
-    "RawBatch": "consumer.fetch",
-    "TopicArrowBatch": "consumer.batches",
-    "TopicBatch": "consumer.batches",
-    "TopicWatcher": "producer.handles",
-    "open_brokered_committer": "broker.committer",
-}
+# Not listed: what the package ``broker``, which imports producers, consumers and queues, has for
+# them when they need a broker.
+_MODULES |= dict.fromkeys(("BrokerPause", "open_brokered_committer"), "broker.committer")
 
 
 def __getattr__(name: str) -> Any:

@@ -140,7 +140,7 @@ config = ProducerConfig(
 claim_queue(store, config, runtime=runtime, grace_ms=14_400_000)
 handle = Producer(config, store=store, runtime=runtime).produce([b"x"])
 try:
-    handle.watcher.await_durable()
+    handle.result()
 except QueueFull as error:
     print(round(peak()), len(runtime.slept), sum("trying again" in line for line in lines))
 """

@@ -173,7 +173,7 @@ def produce(scene: Scene) -> None:
             record = f"{app}:{number}"
             call = scene.recorder.invoke("append", "ingest", record=record)
             try:
-                watcher = opened.produce([record.encode()], transaction=txn).watcher
+                watcher = opened.produce([record.encode()], transaction=txn)
             except OpenDataBufferError as error:
                 scene.recorder.end_by(call, error, sure=True)
                 raise
@@ -317,7 +317,7 @@ def publish_one(scene: Scene, opened: odb.Publisher) -> None:
     call = scene.recorder.invoke("txn", "topic", value=[["append", partition, value]])
     try:
         handle = opened.publish_committed([value.encode()], partition=partition)
-        handle.watcher.await_durable()
+        handle.result()
     except OpenDataBufferError as error:
         scene.recorder.end_by(call, error, sure=True)
         raise
@@ -333,7 +333,7 @@ def publish_several(scene: Scene, opened: odb.Publisher, saved: Saved, generatio
             opened.publish_uncommitted([value.encode()], partition=name)
         if scene.dice.random() < 0.2:
             opened.build_ack_intents()
-            opened.roll_back()
+            opened.abort()
             scene.recorder.end(call, "fail")
             return
         intents = opened.build_ack_intents()
@@ -342,7 +342,7 @@ def publish_several(scene: Scene, opened: odb.Publisher, saved: Saved, generatio
         raise
     if not scene.person.startswith("named") and not saved.put(generation, intents.to_json()):
         scene.recorder.end(call, "fail")
-        opened.roll_back()
+        opened.abort()
         return
     try:
         opened.apply(intents)

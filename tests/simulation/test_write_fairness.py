@@ -425,7 +425,7 @@ def test_processes_on_one_queue_get_their_share_in_time(
         producers.append(producer)
         started = runtime.monotonic()
         for call in range(int(seconds * RATE)):
-            watcher = producer.produce([b"x" * 100]).watcher
+            watcher = producer.produce([b"x" * 100])
             watcher.add_done_callback(partial(note, number, runtime.monotonic()))
             runtime.sleep(max(0.0, started + (call + 1) / RATE - runtime.monotonic()))
 

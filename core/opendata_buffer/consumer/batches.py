@@ -201,9 +201,6 @@ class ArrowBatch(DeliveredBatch):
         return decoded.delivered(table, options.mode)
 
 
-TopicBatch, TopicArrowBatch = ConsumedBatch, ArrowBatch
-"""Names that they had for a topic."""
-
 _SAMPLE = 1000
 """Records that a schema is inferred from."""
 

@@ -122,10 +122,6 @@ class PooledBatch:
         return len(self.data)
 
 
-RawBatch = PooledBatch
-"""The name that it had as a public class."""
-
-
 @dataclass(frozen=True, slots=True)
 class Records:
     """A batch that was opened; ``arrays`` of ``pa.binary()`` are decoded one by one, once."""
@@ -275,8 +271,6 @@ class FetchHandle:
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
         metrics.bytes_collected.add(len(data))
         return PooledBatch(data, sequence, location, descriptor.metadata)
-
-    fetch_raw = fetch_pooled  # its name in version 0.1
 
     def decode(self, raw: PooledBatch) -> ConsumedBatch:
         """Decode the result of :meth:`fetch_pooled`.

@@ -98,10 +98,6 @@ class Position:
         return cls("", given)
 
 
-PartitionPosition = Position
-"""The name that it had in a topic."""
-
-
 @dataclass(frozen=True, slots=True)
 class Cursors:
     """The cursors of one consumer, and the unacknowledged sequences that were ``skipped``.

@@ -130,13 +130,6 @@ class Handle(ABC, Generic[Result]):
         yield from done.__await__()
         return self._result()
 
-    await_durable = result  # the RFC's name
-
-    @property
-    def watcher(self) -> Self:
-        """This handle, under the RFC's name."""
-        return self
-
     @abstractmethod
     def _wait(self, timeout: float | None) -> None: ...
 
@@ -220,12 +213,6 @@ class TopicHandle(Handle[dict[str, Durable]]):
 
         for part in self.parts.values():
             part._when_done(one_ended)
-
-
-DurabilityWatcher = WriteHandle
-"""The RFC's name; a handle reports by itself."""
-
-TopicWatcher = TopicHandle
 
 
 def wakeable() -> tuple[asyncio.Future[None], Callable[[], None]]:

@@ -443,8 +443,6 @@ class Publisher(Closeable):
         self._check_usable()
         self._roll_back()
 
-    roll_back = abort  # its name in version 0.1
-
     def close(self, timeout: float | None = None) -> None:
         """Roll an open transaction back, flush, and end the threads. May be repeated.
 

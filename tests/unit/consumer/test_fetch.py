@@ -11,7 +11,7 @@ import pytest
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, RawBatch
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation, InvalidInput
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
@@ -46,7 +46,7 @@ def test_a_batch_carries_its_records_and_its_descriptor() -> None:
     arrow = handle.fetch_arrow(descriptor)
     assert arrow.values.equals(pa.array([b"abc", b""], pa.binary()))
     assert (arrow.sequence, arrow.location, arrow.metadata) == (7, LOCATION, META)
-    raw = handle.fetch_raw(descriptor)
+    raw = handle.fetch_pooled(descriptor)
     assert handle.decode(raw) == batch
     assert handle.decode_arrow(raw).values.equals(arrow.values)
 
@@ -81,7 +81,7 @@ def _ways(handle: FetchHandle) -> list[Callable[[BatchDescriptor], object]]:
 
 def test_f25_a_missing_batch_names_sequence_and_location() -> None:
     handle = _handle(MemoryStore())
-    for way in (*_ways(handle), handle.fetch_raw):
+    for way in _ways(handle):
         with pytest.raises(BatchMissing, match=rf"batch 7 at '{LOCATION}'.*skip\(7\)") as caught:
             way(BatchDescriptor(7, LOCATION))
         assert (caught.value.sequence, caught.value.location) == (7, LOCATION)
@@ -198,13 +198,13 @@ VALUES = pa.array([b"ab", b""], pa.binary())
     ("value", "nbytes"),
     [
         (ConsumedBatch([b"ab", b""], 3, "x", META), 2),
-        (RawBatch(b"abc", 3, "x", META), 3),
+        (PooledBatch(b"abc", 3, "x", META), 3),
         (ArrowBatch(VALUES, 3, "x", META), VALUES.nbytes),
     ],
     ids=lambda each: type(each).__name__,
 )
 def test_batches_travel_and_tell_their_size(
-    value: ConsumedBatch | RawBatch | ArrowBatch, nbytes: int
+    value: ConsumedBatch | PooledBatch | ArrowBatch, nbytes: int
 ) -> None:
     assert pickle.loads(pickle.dumps(value)) == value
     assert value.nbytes == nbytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import DurabilityWatcher, TopicHandle, TopicWatcher
+from opendata_buffer import TopicHandle
 from opendata_buffer.errors import Drained, TransientStorageError
 from opendata_buffer.producer.handles import Completion, Durable, Handle, WriteHandle
 from opendata_buffer.runtime import SystemRuntime
@@ -42,19 +42,17 @@ def call(request: pytest.FixtureRequest) -> Call:
 def test_it_has_the_methods_of_a_future_under_their_names(call: Call) -> None:
     public = {"result", "done", "exception", "add_done_callback"}
     assert public <= {name for name in dir(Future) if hasattr(call.handle, name)}
-    assert call.handle.watcher is call.handle
-    assert (DurabilityWatcher, TopicWatcher) == (WriteHandle, TopicHandle)
 
 
 def test_it_waits_and_the_first_outcome_stays(call: Call) -> None:
     assert not call.handle.done()
-    for ask in (call.handle.result, call.handle.exception, call.handle.await_durable):
+    for ask in (call.handle.result, call.handle.exception):
         with pytest.raises(TimeoutError, match="wait again"):
             ask(timeout=0.01)
     threading.Timer(0.01, call.complete).start()
     assert call.handle.result() == call.durable
     call.complete(TransientStorageError("late"))
-    assert call.handle.result(0) == call.handle.watcher.await_durable() == call.durable
+    assert call.handle.result(0) == call.durable
     assert (call.handle.done(), call.handle.exception()) == (True, None)
 
 
@@ -62,7 +60,7 @@ def test_a_failure_is_raised_by_each_way_to_ask_once_all_parts_have_ended(call: 
     call.parts[0].complete(Drained("p-00000/manifest"))
     assert call.handle.done() is (len(call.parts) == 1)  # the other one may still land
     call.complete(DURABLE, TransientStorageError("down"))
-    for ask in (call.handle.result, call.handle.await_durable, lambda: asyncio.run(wait(call))):
+    for ask in (call.handle.result, lambda: asyncio.run(wait(call))):
         with pytest.raises(Drained):  # the first one
             ask()
     assert isinstance(call.handle.exception(), Drained)

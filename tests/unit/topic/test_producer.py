@@ -249,7 +249,7 @@ def test_in_asyncio_a_call_waits_for_room_in_its_partitions_and_the_loop_goes_on
     async def run() -> dict[str, Durable]:
         # Each partition has 100 bytes of room: the first call takes all of it.
         full = await producer.produce_async([b"a" * 90, b"b" * 90], keys=keys)
-        assert set(full.watcher.parts) == set(names)
+        assert set(full.parts) == set(names)
         waiting = asyncio.create_task(producer.produce_async([b"c", b"d"], keys=keys))
         for _ in range(20):
             await asyncio.sleep(0)  # other tasks run

@@ -347,7 +347,7 @@ def test_of_two_live_instances_the_older_one_is_fenced_and_commits_nothing(
         newer.commit(WAIT_S)
     with pytest.raises(Superseded, match="two publishers one name"):
         older.commit(WAIT_S)
-    for call in (older.commit, older.roll_back, lambda: older.publish_uncommitted([b"x"])):
+    for call in (older.commit, older.abort, lambda: older.publish_uncommitted([b"x"])):
         with pytest.raises(Closed, match="cannot go on since"):
             call()
     assert still_open(store) == []
