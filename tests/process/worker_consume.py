@@ -5,6 +5,7 @@ Arguments: store, database, number of records after which to stop.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 import time
@@ -22,7 +23,9 @@ def main() -> None:
     database.execute("create table if not exists records (sequence int, record text)")
     database.execute("create table if not exists position (one int primary key, seq int, filter)")
     row = database.execute("select seq, filter from position").fetchone()
-    seen = TransactionFilter.from_json(row[1], "ingest") if row else TransactionFilter("ingest")
+    seen = TransactionFilter("ingest")
+    if row:
+        seen = TransactionFilter.from_dict(json.loads(row[1]), "ingest")
     # A short interval and grace: the collector runs beside, and must not take what is needed.
     gc = GarbageCollectorConfig(interval_ms=50, grace_period_ms=GRACE_MS)
     config = ConsumerConfig(store=store, gc=gc, create_if_missing=True)
@@ -48,7 +51,8 @@ def main() -> None:
                     )
             last = descriptors[-1].sequence
             database.execute(
-                "insert or replace into position values (1, ?, ?)", (last, seen.to_json())
+                "insert or replace into position values (1, ?, ?)",
+                (last, json.dumps(seen.to_dict())),
             )
             database.execute("commit")
             consumer.ack_through(last)

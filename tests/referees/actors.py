@@ -215,9 +215,9 @@ def commit_batches(scene: Scene) -> None:
 
 def consume(scene: Scene, *, to_the_end: bool = False) -> None:
     saved, name = scene.saved(f"position{scene.person}"), scene.person
-    value: Any = (None, odb.TransactionFilter("ingest").to_json())
+    value: Any = (None, odb.TransactionFilter("ingest").to_dict())
     generation, value = saved.begin(value) if scene.saves else (0, value)
-    position, seen = value[0], odb.TransactionFilter.from_json(value[1], "ingest")
+    position, seen = value[0], odb.TransactionFilter.from_dict(value[1], "ingest")
     config, since = scene.consuming(), time.monotonic_ns()
     try:
         with scene.recorder.call("open", "ingest", position=position, reader=name) as answer:
@@ -250,7 +250,7 @@ def consume(scene: Scene, *, to_the_end: bool = False) -> None:
                 scene.rest(0.1 if scene.log else 0.01)
                 continue
             last = found[-1].sequence
-            if scene.saves and not saved.put(generation, (last, seen.to_json())):
+            if scene.saves and not saved.put(generation, (last, seen.to_dict())):
                 return
             if to_the_end or scene.dice.random() < 0.6:
                 with scene.recorder.call("ack", "ingest", epoch=epoch, through=last, reader=name):

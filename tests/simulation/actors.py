@@ -304,7 +304,7 @@ class Reader:
         self._position = self._model.sink.position
         self._filter = TransactionFilter(PREFIX)
         if self._model.sink.state is not None:
-            self._filter = TransactionFilter.from_json(self._model.sink.state, PREFIX)
+            self._filter = TransactionFilter.from_dict(self._model.sink.state, PREFIX)
         self._idle_s = 0.05
 
     def live(self, config: ConsumerConfig, *, hangs: bool = False) -> None:
@@ -411,7 +411,7 @@ class Reader:
         return self._write(error.sequence, [])
 
     def _write(self, sequence: int, records: list[Record]) -> bool:
-        state = self._filter.to_json()
+        state = self._filter.to_dict()
         if not self._model.write_sink(self._position, sequence, records, state):
             self._world.log(f"{self._node.name}: overtaken at {sequence}")
             return False

@@ -173,7 +173,7 @@ class LogReader(Reader):
         self._position = self._model.sink.position
         self._filter = TransactionFilter(PREFIX)
         if self._model.sink.state is not None:
-            self._filter = TransactionFilter.from_json(self._model.sink.state, PREFIX)
+            self._filter = TransactionFilter.from_dict(self._model.sink.state, PREFIX)
 
     def live(self, config: ConsumerConfig, *, hangs: bool = False) -> None:
         try:

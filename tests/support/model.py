@@ -49,11 +49,11 @@ class Sink:
     records so far change together."""
 
     position: int | None = None
-    state: str | None = None
+    state: Any = None
     records: list[Record] = field(default_factory=list)
 
     def write(
-        self, expected: int | None, position: int, records: Iterable[Record], state: str | None
+        self, expected: int | None, position: int, records: Iterable[Record], state: Any
     ) -> bool:
         """Write if nobody else has written since ``expected`` was read."""
         if self.position != expected:
@@ -202,7 +202,7 @@ class DeliveryModel:
         return records
 
     def write_sink(
-        self, expected: int | None, position: int, records: list[Record], state: str | None
+        self, expected: int | None, position: int, records: list[Record], state: Any
     ) -> bool:
         """The consumer's transaction: order per producer, and nothing twice."""
         if not self.sink.write(expected, position, records, state):

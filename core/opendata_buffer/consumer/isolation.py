@@ -17,7 +17,6 @@ transactions are still in the manifest when they are decided (failure F38).
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from base64 import b64encode
@@ -183,10 +182,6 @@ class TransactionFilter:
         other._seen = dict(self._seen)
         return other
 
-    def to_json(self) -> str:
-        """The state as one line of JSON; equal states give equal text."""
-        return json.dumps(self.to_dict(), separators=(",", ":"))
-
     def to_dict(self) -> dict[str, Any]:
         """The state as a value for JSON, keys in a fixed order.
 
@@ -205,19 +200,6 @@ class TransactionFilter:
         if self._seen:
             state["seen"] = dict(sorted(self._seen.items()))
         return state
-
-    @classmethod
-    def from_json(cls, text: str, data_path_prefix: str) -> TransactionFilter:
-        """The filter that :meth:`to_json` wrote.
-
-        Raises:
-            InvalidInput: Another program or a later version wrote it.
-        """
-        try:
-            state = json.loads(text)
-        except (TypeError, ValueError):
-            raise _unreadable(text) from None
-        return cls.from_dict(state, data_path_prefix)
 
     @classmethod
     def from_dict(cls, state: Any, data_path_prefix: str) -> TransactionFilter:
