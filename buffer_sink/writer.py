@@ -40,7 +40,7 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_block
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.queue.ownership import queue_hint
-from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task, queue_retry
+from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Put, Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
@@ -201,7 +201,7 @@ class BatchUploads:
         self._store = store
         self._runtime = runtime
         # Spark repeats a failed task, too, but not in local mode, and with all its uploads.
-        self._retrying = queue_retry(runtime, options.queue)
+        self._retrying = options.queue.retries(runtime)
         self._changed = runtime.condition()
         self._waiting: list[Callable[[], None]] = []
         self._threads: list[Task] = []

@@ -18,7 +18,7 @@ from opendata_buffer.consumer.isolation import MOST_NOTED, ReadCommitted, Repeat
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import LogView
-from opendata_buffer.runtime import SystemRuntime, in_parallel, queue_retry
+from opendata_buffer.runtime import SystemRuntime, in_parallel
 from opendata_buffer.stores.open import open_store
 
 
@@ -45,7 +45,7 @@ class BufferBatchReader(DataSourceReader):
         """
         options, runtime = self._options, SystemRuntime()
         store = open_store(options.queue.store, options.queue.store_options)
-        retrying = queue_retry(runtime, options.queue)
+        retrying = options.queue.retries(runtime)
         partitions = SourcePartitions(options, store, runtime)
 
         def queued(name: str) -> tuple[list[PartitionBatch], list[int]]:

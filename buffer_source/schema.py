@@ -36,7 +36,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourcePartitions, view_of
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
-from opendata_buffer.runtime import Retries, Runtime, queue_retry
+from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def infer_schema(
     Each column says in its metadata that it was inferred: a stream refuses such a schema.
     InvalidInput where there is no queue, or nothing in it that shows which columns there are.
     """
-    retrying = queue_retry(runtime, options.queue)
+    retrying = options.queue.retries(runtime)
     partitions = SourcePartitions(options, store, runtime)
     names = partitions.names()
     records: list[bytes] = []

@@ -49,7 +49,7 @@ from buffer_source.schema import check_not_inferred, check_schema
 from opendata_buffer import metrics
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.queue.ownership import TOPIC_KEY
-from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel, queue_retry
+from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
@@ -143,7 +143,7 @@ class MicroBatchStream:
         self._store = store
         self._runtime = runtime
         # An error in any call ends the query, so transient ones are retried.
-        self._retrying = queue_retry(runtime, options.consumer, before_pause=self._count_retry)
+        self._retrying = options.consumer.retries(runtime, before_pause=self._count_retry)
         names = ("batches", "bytes", "droppedRepeats", "missing", "retries")
         self._counts: dict[str, Any] = dict.fromkeys(names, 0)  # of this run, as in :meth:`report`
         self._partitions = SourcePartitions(options, store, runtime)

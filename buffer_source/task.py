@@ -51,7 +51,7 @@ from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.readers import amend_consumer_info, read_consumer_info
-from opendata_buffer.runtime import Interval, Runtime, SystemRuntime, queue_retry
+from opendata_buffer.runtime import Interval, Runtime, SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Decoder, ValueOptions
 
@@ -117,7 +117,7 @@ def _readable(
     """The batches that can be delivered, opened one after the other."""
     runtime = SystemRuntime()
     # Spark repeats a failed task too, but not in local mode, and with everything it did.
-    retrying = queue_retry(runtime, options.queue)
+    retrying = options.queue.retries(runtime)
     handle = _handle(options)
     handles = {
         name: handle if name == ONLY else handle.within(name)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, ClassVar, Self
 
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import MAX_PREFIX_BYTES, Compression, check_key
+from opendata_buffer.runtime import Retries, Runtime
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
 DEFAULT_GRACE_PERIOD_MS = 600_000
@@ -291,6 +292,17 @@ class QueueConfig:
     def timeout_ms(self) -> int:
         """How long one operation may take, retries included (:class:`StoreOptions`)."""
         return self.store_options.timeout_ms
+
+    def retries(self, runtime: Runtime, **changes: Any) -> Retries:
+        """The policy of the queue's calls: transient errors are repeated until the timeout.
+        ``changes`` are other fields of it."""
+        fields: dict[str, Any] = {
+            "base_ms": self.backoff_base_ms,
+            "max_ms": self.backoff_max_ms,
+            "deadline_ms": self.timeout_ms,
+            "retry_on": (TransientStorageError,),
+        }
+        return Retries(runtime, **fields | changes)
 
     def with_timeout(self, timeout_ms: int) -> Self:
         """The same settings, but so long for one operation."""

@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
+from opendata_buffer.errors import OpenDataBufferError
 
 log = logging.getLogger(__name__)
 
@@ -423,26 +423,3 @@ def _clear_locals(error: BaseException) -> None:
         seen.add(id(each))
         traceback.clear_frames(each.__traceback__)
         each = each.__cause__ or each.__context__
-
-
-class RetrySettings(Protocol):
-    """The settings of a queue that say how its calls are repeated."""
-
-    @property
-    def backoff_base_ms(self) -> int: ...
-    @property
-    def backoff_max_ms(self) -> int: ...
-    @property
-    def timeout_ms(self) -> int: ...
-
-
-def queue_retry(runtime: Runtime, config: RetrySettings, **changes: Any) -> Retries:
-    """:class:`Retries` of transient errors with the backoff of a queue's settings, by default until
-    its timeout. ``changes`` are other fields."""
-    fields: dict[str, Any] = {
-        "base_ms": config.backoff_base_ms,
-        "max_ms": config.backoff_max_ms,
-        "deadline_ms": config.timeout_ms,
-        "retry_on": (TransientStorageError,),
-    }
-    return Retries(runtime, **fields | changes)

@@ -50,7 +50,7 @@ from opendata_buffer.queue.cas import (
     is_number,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, in_parallel, queue_retry
+from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Put, Store
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class MarkerWriter:
         location = batch_key(name, ulid, marker.txn, message)
         # A committed transaction without its markers blocks its writer, so an outage of some
         # seconds must not end the attempt.
-        queue_retry(self._runtime, self._config)(self._store.put, location, encode_batch([]))
+        self._config.retries(self._runtime)(self._store.put, location, encode_batch([]))
         return NewEntry(location)
 
 

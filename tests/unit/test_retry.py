@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.runtime import Retries, deadline, queue_retry
+from opendata_buffer.runtime import Retries, deadline
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
 
@@ -110,13 +110,13 @@ def test_a_queues_settings_make_a_policy() -> None:
         backoff_max_ms=300,
         timeout_ms=1_000,
     )
-    assert queue_retry(runtime, config)(Failing(3, TransientStorageError)) == 4
+    assert config.retries(runtime)(Failing(3, TransientStorageError)) == 4
     assert runtime.slept == pytest.approx([0.05, 0.1, 0.15])
     with pytest.raises(TransientStorageError):
-        queue_retry(runtime, config)(Failing(1_000, TransientStorageError))
+        config.retries(runtime)(Failing(1_000, TransientStorageError))
     began = runtime.monotonic()
     with pytest.raises(OSError, match="call"):
-        queue_retry(runtime, config, deadline_ms=200, retry_on=(OSError,))(Failing(1_000))
+        config.retries(runtime, deadline_ms=200, retry_on=(OSError,))(Failing(1_000))
     assert runtime.monotonic() - began == pytest.approx(0.2)
 
 

@@ -53,7 +53,6 @@ from opendata_buffer.runtime import (
     Task,
     deadline,
     locked,
-    queue_retry,
     wait_for,
 )
 from opendata_buffer.stores.base import Files, Put, Store
@@ -387,7 +386,7 @@ class Uploader:
         batch.location = batch_key(config.data_path_prefix, ulid, batch.transaction, batch.message)
         started = self._runtime.monotonic()
         left = max(0.001, batch.deadline - started)
-        retrying = queue_retry(self._runtime, config, deadline_ms=int(left * 1000))
+        retrying = config.retries(self._runtime, deadline_ms=int(left * 1000))
         with deadline(self._runtime, left):
             retrying(self._attempt, batch, data)
         metrics.flush_duration_seconds.record(self._runtime.monotonic() - started)

@@ -32,7 +32,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.runtime import Runtime, deadline, queue_retry, remaining
+from opendata_buffer.runtime import Runtime, deadline, remaining
 from opendata_buffer.stores.base import (
     ABSENT,
     Blob,
@@ -391,12 +391,12 @@ class CasObject(Generic[T]):
         self._sidecar = sidecar
         self._if_unreadable = if_unreadable
         self._check_read = check_read
-        self._reading = queue_retry(runtime, settings)
+        self._reading = settings.retries(runtime)
         self._deadline_s = settings.timeout_ms / 1000
         # Not a method of this object: in a cycle with it a large value would outlive its use.
         pause = None if after_conflict is None else _pause_after(after_conflict)
-        self._changing = queue_retry(
-            runtime, settings, retry_on=(_Retry, errors.TransientStorageError), pause=pause
+        self._changing = settings.retries(
+            runtime, retry_on=(_Retry, errors.TransientStorageError), pause=pause
         )
         self.last_seen: T | None = None
         """The value as last read or written; None when no object was seen yet."""

@@ -28,7 +28,6 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.runtime import queue_retry
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import WatchedStore
@@ -190,7 +189,7 @@ def store() -> WatchedStore:
 
 def sizes_of(store: MemoryStore, runtime: ManualRuntime, **options: str) -> BatchSizes:
     given = SourceOptions.from_spark({"path": "/q", **options})
-    return BatchSizes(store, given, runtime, queue_retry(runtime, given.queue))
+    return BatchSizes(store, given, runtime, given.queue.retries(runtime))
 
 
 @pytest.fixture
