@@ -10,12 +10,9 @@ from typing import Protocol
 
 from opendata_buffer import outcomes
 from opendata_buffer.stores.base import (
-    ABSENT,
-    Absent,
     Blob,
     ConditionalPut,
     Get,
-    IfVersion,
     PutOutcome,
 )
 from opendata_buffer.stores.memory import MemoryStore
@@ -40,7 +37,7 @@ def increment(store: _Raced, key: str, times: int, seed: int) -> None:
             found = store.get(key)
             assert isinstance(found, Blob)
             after = str(int(found.data) + 1).encode()
-            if isinstance(store.put_if(key, after, IfVersion(found.version)), outcomes.Applied):
+            if isinstance(store.put_if(key, after, found.version), outcomes.Applied):
                 break
             time.sleep(dice.random() * 0.02)
 
@@ -56,7 +53,7 @@ def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) 
     """
     decided = 0
     for turn in range(rounds):
-        condition: Absent | IfVersion = ABSENT
+        condition: str | None = None
         for kind in ("create", "replace"):
             results = _together(store, f"{key}-{turn}", kind.encode(), condition, writers)
             won = [(each, data) for each, data in results if isinstance(each, outcomes.Applied)]
@@ -70,12 +67,12 @@ def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) 
                 assert isinstance(outcome, outcomes.Applied)
                 assert (found.data, found.version) == (data, outcome.value)
                 decided += 1
-            condition = IfVersion(found.version)
+            condition = found.version
     return decided
 
 
 def _together(
-    store: ConditionalPut, key: str, kind: bytes, condition: Absent | IfVersion, writers: int
+    store: ConditionalPut, key: str, kind: bytes, condition: str | None, writers: int
 ) -> list[tuple[PutOutcome, bytes]]:
     ready = threading.Barrier(writers)
     results: list[tuple[PutOutcome, bytes]] = []
@@ -108,19 +105,19 @@ class ChecksThenWrites(MemoryStore):
 
     Args:
         writers: How many it lets pass before the first one writes.
-        on: Which condition it is careless with.
+        creating: Whether it is careless with writes that create an object, or replace one.
     """
 
-    def __init__(self, writers: int, on: type[Absent | IfVersion]) -> None:
+    def __init__(self, writers: int, *, creating: bool) -> None:
         super().__init__()
-        self._on = on
+        self._creating = creating
         self._checked = threading.Barrier(writers)
         self._writing = threading.Lock()
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if data == b"probe" or not isinstance(condition, self._on):
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
+        if data == b"probe" or (condition is None) is not self._creating:
             return super().put_if(key, data, condition)
         self._checked.wait(300)  # all have seen the same object by now
         with self._writing:
             self.delete_many([key])
-            return super().put_if(key, data, Absent())
+            return super().put_if(key, data, None)

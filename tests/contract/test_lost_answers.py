@@ -10,7 +10,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, Store, read_bytes
+from opendata_buffer.stores.base import Blob, Store, read_bytes
 from tests.contract.servers import REAL, store_at
 from tests.http_scripts import FaultProxy
 
@@ -46,20 +46,20 @@ def test_f1_it_is_sent_once_and_its_outcome_is_unknown(
 ) -> None:
     store, proxy = proxied
     proxy.lose("PUT", "POST")
-    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
+    assert isinstance(store.put_if("m", b"1", None), outcomes.Unknown)
     assert writes(proxy) == 1
     proxy.lose()
     found = store.get("m")
     assert isinstance(found, Blob)
     assert found.data == b"1", "it was applied"
     proxy.lose("PUT", "POST")
-    assert isinstance(store.put_if("m", b"2", IfVersion(found.version)), outcomes.Unknown)
+    assert isinstance(store.put_if("m", b"2", found.version), outcomes.Unknown)
     assert writes(proxy) == 2
     proxy.lose()
     changed = store.get("m")
     assert isinstance(changed, Blob)
     assert changed.data == b"2"
-    assert isinstance(store.put_if("m", b"3", IfVersion(changed.version)), outcomes.Applied)
+    assert isinstance(store.put_if("m", b"3", changed.version), outcomes.Applied)
 
 
 def test_f1_a_change_whose_answer_is_lost_is_looked_up_and_made_once(

@@ -16,7 +16,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified, Store
+from opendata_buffer.stores.base import Blob, NotModified, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
@@ -110,7 +110,7 @@ def read(store: Store, key: str) -> Blob:
 
 
 def create(store: Store, key: str, data: bytes) -> str:
-    outcome = store.put_if(key, data, ABSENT)
+    outcome = store.put_if(key, data, None)
     assert isinstance(outcome, outcomes.Applied)
     return outcome.value
 
@@ -157,7 +157,7 @@ def test_put_again_replaces(store: Store) -> None:
 def test_not_modified_only_for_the_current_version(store: Store) -> None:
     first = create(store, "m", b"1")
     assert store.get("m", if_changed=first) == NotModified()
-    second = store.put_if("m", b"2", IfVersion(first))
+    second = store.put_if("m", b"2", first)
     assert isinstance(second, outcomes.Applied)
     blob = store.get("m", if_changed=first)
     assert isinstance(blob, Blob)
@@ -208,23 +208,23 @@ def test_max_bytes_limits_what_is_read_of_the_object_or_the_range(store: Store) 
 
 def test_absent_creates_once(store: Store) -> None:
     version = create(store, "m", b"1")
-    assert store.put_if("m", b"2", ABSENT) == outcomes.Conflict()
+    assert store.put_if("m", b"2", None) == outcomes.Conflict()
     assert (read(store, "m").data, read(store, "m").version) == (b"1", version)
 
 
 def test_if_version_replaces_only_that_version(store: Store) -> None:
     first = create(store, "m", b"1")
-    second = store.put_if("m", b"2", IfVersion(first))
+    second = store.put_if("m", b"2", first)
     assert isinstance(second, outcomes.Applied)
-    assert store.put_if("m", b"3", IfVersion(first)) == outcomes.Conflict()
+    assert store.put_if("m", b"3", first) == outcomes.Conflict()
     assert (read(store, "m").data, read(store, "m").version) == (b"2", second.value)
 
 
 def test_f4_if_version_of_a_missing_object_vanished_and_is_not_created(store: Store) -> None:
-    assert store.put_if("m", b"1", IfVersion('"x"')) == outcomes.Vanished()
+    assert store.put_if("m", b"1", '"x"') == outcomes.Vanished()
     version = create(store, "m", b"1")
     assert store.delete_many(["m"]) == ()
-    assert store.put_if("m", b"2", IfVersion(version)) == outcomes.Vanished()
+    assert store.put_if("m", b"2", version) == outcomes.Vanished()
     with pytest.raises(ObjectNotFound):
         store.get("m")
 
@@ -232,7 +232,7 @@ def test_f4_if_version_of_a_missing_object_vanished_and_is_not_created(store: St
 def test_put_changes_the_version_that_put_if_compares(store: Store) -> None:
     version = create(store, "m", b"1")
     store.put("m", b"2")
-    assert store.put_if("m", b"3", IfVersion(version)) == outcomes.Conflict()
+    assert store.put_if("m", b"3", version) == outcomes.Conflict()
 
 
 def test_f11_equal_versions_mean_equal_bytes(backend: Backend) -> None:
@@ -242,7 +242,7 @@ def test_f11_equal_versions_mean_equal_bytes(backend: Backend) -> None:
     seen[version] = b"A"
     writes = 1
     for data in [b"B", b"A", b"B", b"C", b"A", b"C"] * 5:
-        outcome = store.put_if("m", data, IfVersion(version))
+        outcome = store.put_if("m", data, version)
         assert isinstance(outcome, outcomes.Applied)
         version = outcome.value
         assert seen.setdefault(version, data) == data
@@ -412,7 +412,7 @@ def test_f23_a_name_no_store_can_hold_is_refused(store: Store, key: str) -> None
     with pytest.raises(InvalidInput):
         store.put(key, b"")
     with pytest.raises(InvalidInput):
-        store.put_if(key, b"", ABSENT)
+        store.put_if(key, b"", None)
     assert store.list("").objects == ()
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from opendata_buffer import outcomes
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, read_bytes
+from opendata_buffer.stores.base import Blob, read_bytes
 from opendata_buffer.stores.local import RESERVED, LocalStore
 
 KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
@@ -21,7 +21,6 @@ KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 WRITER = """
 import sys
 from opendata_buffer import outcomes
-from opendata_buffer.stores.base import IfVersion
 from opendata_buffer.stores.local import LocalStore
 
 store = LocalStore(sys.argv[1])
@@ -29,7 +28,7 @@ while True:
     found = store.get("m")
     number = int(found.data[:8]) + 1
     data = b"%08d" % number * 5_000
-    outcome = store.put_if("m", data, IfVersion(found.version))
+    outcome = store.put_if("m", data, found.version)
     assert isinstance(outcome, outcomes.Applied), outcome
     store.put(f"in/{number}", data)
     print(number, flush=True)
@@ -38,7 +37,7 @@ while True:
 
 def test_kill_9_leaves_old_or_new_bytes_and_no_stuck_lock(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    assert isinstance(store.put_if("m", b"%08d" % 0 * 5_000, ABSENT), outcomes.Applied)
+    assert isinstance(store.put_if("m", b"%08d" % 0 * 5_000, None), outcomes.Applied)
     dice = random.Random(9)
     reported = 0
     everything: list[int] = []
@@ -65,7 +64,7 @@ def test_kill_9_leaves_old_or_new_bytes_and_no_stuck_lock(tmp_path: Path) -> Non
         assert found.data == b"%08d" % number * 5_000
         assert number in (reported, reported + 1)
         # The lock is free, and the version is the one of these bytes.
-        assert isinstance(store.put_if("m", found.data, IfVersion(found.version)), outcomes.Applied)
+        assert isinstance(store.put_if("m", found.data, found.version), outcomes.Applied)
 
     # What a writer had reported is there and whole.
     for number in everything:

@@ -79,7 +79,8 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "the store ignores If-Match": (
         "queue", CORE + "stores/memory.py",
-        [("if found.version != condition.version:", "if False:")],
+        [("found is not None and found.version != version:",
+          "found is not None and version is None:")],
     ),
     "objects are collected by the store's Date alone": (
         "queue", CORE + "gc.py",

@@ -35,7 +35,7 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.batching import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion
+from opendata_buffer.stores.base import Blob
 from tests.simulation.world import MANIFEST, PASSING, PREFIX, Node, World
 from tests.support.model import Record
 
@@ -271,14 +271,14 @@ class GoProducer(Counting):
         monotonic, wall = node.runtime.monotonic(), node.runtime.now_ms()
         node.store.put(location, encode_batch([record.encode()]))
         ranges = (Metadata(0, node.runtime.now_ms(), payload([record])),)
-        condition: Absent | IfVersion
+        condition: str | None
         for _ in range(5):
             try:
                 found = node.store.get(MANIFEST)
                 assert isinstance(found, Blob)
-                manifest, condition = Manifest.parse(found.data), IfVersion(found.version)
+                manifest, condition = Manifest.parse(found.data), found.version
             except ObjectNotFound:
-                manifest, condition = Manifest.empty(), ABSENT
+                manifest, condition = Manifest.empty(), None
             after = manifest.append([NewEntry(location, ranges)]).raw
             if isinstance(node.store.put_if(MANIFEST, after, condition), outcomes.Applied):
                 break

@@ -36,7 +36,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import FOOTER_SIZE, BatchDescriptor, Manifest, decode_entry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
@@ -61,7 +61,7 @@ class Recorder(MemoryStore):
         self.objects: dict[str, bytes] = {}
         self.manifest = Manifest.empty()
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         outcome = super().put_if(key, data, condition)
         if key == MANIFEST and isinstance(outcome, outcomes.Applied):
             before, self.manifest = self.manifest, Manifest.parse(data)

@@ -8,7 +8,7 @@ from typing import Any
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, TransientStorageError
-from opendata_buffer.stores.base import Absent, DeleteFailure, IfVersion, Listing, PutOutcome
+from opendata_buffer.stores.base import DeleteFailure, Listing, PutOutcome
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 
 
@@ -52,7 +52,7 @@ class HarshPlan(FaultPlan):
 class _LatePut:
     key: str
     data: bytes
-    condition: Absent | IfVersion
+    condition: str | None
     operations_left: int
 
 
@@ -75,7 +75,7 @@ class HarshStore(FaultyStore):
             raise TransientStorageError(f"cannot write {key!r}: injected, no answer")
         super().put(key, data)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if self._hangs(lambda: self.inner.put_if(key, data, condition)):
             return outcomes.Unknown("injected: no answer")
         if self._rolls("cas_late"):

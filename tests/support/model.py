@@ -15,10 +15,8 @@ from opendata_buffer.errors import CorruptManifest
 from opendata_buffer.formats.batch import Transaction, decode_batch, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, check_transition
 from opendata_buffer.stores.base import (
-    Absent,
     Blob,
     DeleteFailure,
-    IfVersion,
     Listing,
     NotModified,
     PutOutcome,
@@ -336,7 +334,7 @@ class WatchedStore:
         self._model.object_written(key, bytes(data))
         self._simulation.checkpoint()
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         self._begin("put_if", key)
         outcome = self._inner.put_if(key, data, condition)
         self._simulation.log(f"  {type(outcome).__name__}")

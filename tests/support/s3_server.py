@@ -5,7 +5,7 @@
     with S3Server() as server:
         store = S3Store(server.bucket, options=StoreOptions(endpoint_url=server.endpoint))
         server.inject(Fault(Answer.CLOSE), method="PUT")
-        store.put_if("key", b"bytes", ABSENT)  # Unknown: applied, and then nobody answered
+        store.put_if("key", b"bytes", None)  # Unknown: applied, and then nobody answered
 
 Signatures are not checked, but boto3 needs some credentials to make them.
 """

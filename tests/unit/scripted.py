@@ -8,11 +8,11 @@ from typing import Any
 from opendata_buffer import outcomes
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import remaining
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
-Step = Callable[["ScriptedStore", str, bytes, Absent | IfVersion], PutOutcome]
+Step = Callable[["ScriptedStore", str, bytes, str | None], PutOutcome]
 
 
 class ScriptedStore(MemoryStore):
@@ -28,13 +28,13 @@ class ScriptedStore(MemoryStore):
         self.gets += 1
         return super().get(key, **options)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         self.puts += 1
         if self.script:
             return self.script.pop(0)(self, key, data, condition)
         return super().put_if(key, data, condition)
 
-    def really_put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def really_put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         return super().put_if(key, data, condition)
 
 
@@ -57,14 +57,14 @@ class DeafStore(MemoryStore):
             raise TransientStorageError("no answer in time")
         return super().get(key, **options)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if self._wait():
             return outcomes.Unknown("no answer in time")
         return super().put_if(key, data, condition)
 
 
 def _step(outcome: PutOutcome | None, *, is_applied: bool) -> Step:
-    def step(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+    def step(store: ScriptedStore, key: str, data: bytes, when: str | None) -> PutOutcome:
         found = store.really_put_if(key, data, when) if is_applied else None
         answer = outcome or found
         assert answer is not None
@@ -83,7 +83,7 @@ applied_then_412 = _step(outcomes.Conflict(), is_applied=True)
 def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
     """``step``, and before the caller can look again, ``meanwhile``."""
 
-    def both(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+    def both(store: ScriptedStore, key: str, data: bytes, when: str | None) -> PutOutcome:
         outcome = step(store, key, data, when)
         meanwhile(store)
         return outcome
@@ -94,7 +94,7 @@ def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
 def before(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
     """``meanwhile``, by another writer, just before ``step``."""
 
-    def both(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+    def both(store: ScriptedStore, key: str, data: bytes, when: str | None) -> PutOutcome:
         meanwhile(store)
         return step(store, key, data, when)
 

@@ -34,11 +34,9 @@ from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime, deadline, remaining
 from opendata_buffer.stores.base import (
-    ABSENT,
     Blob,
     ConditionalPut,
     Get,
-    IfVersion,
     NotModified,
     Put,
     read_bytes,
@@ -511,12 +509,11 @@ class CasObject(Generic[T]):
             # A store that is given no time answers "unknown" without having sent anything.
             raise errors.TransientStorageError(f"no time was left to write {self.key!r}")
         version = self._version
-        condition = ABSENT if version is None else IfVersion(version)
         # Until the outcome is known, also when put_if raises, the value may be out of date.
         self._fresh = False
         self.attempts += 1
         writes.begin()
-        outcome = self._store.put_if(self.key, self._encode(after), condition)
+        outcome = self._store.put_if(self.key, self._encode(after), version)
         match outcome:
             case outcomes.Applied(written):
                 self.last_seen, self._version, self._fresh = after, written, True

@@ -25,9 +25,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import (
     Blob,
-    Condition,
     DeleteFailure,
-    IfVersion,
     Listing,
     NotModified,
     ObjectInfo,
@@ -154,14 +152,14 @@ class AzureStore(CloudStore):
         etag: str | None = self._blob(name).upload_blob(data, **how).get("etag")
         return etag
 
-    def _put_if(self, name: str, data: bytes, condition: Condition) -> Answer:
+    def _put_if(self, name: str, data: bytes, version: str | None) -> Answer:
         how: dict[str, Any] = {"overwrite": False}  # If-None-Match: *
-        if isinstance(condition, IfVersion):
-            how = {"etag": condition.version, "match_condition": _match("IfNotModified")}
+        if version is not None:
+            how = {"etag": version, "match_condition": _match("IfNotModified")}
         try:
             return self._put(name, data, **how)
         except self._client_errors() as error:
-            code, replaces = _code_of(error), isinstance(condition, IfVersion)
+            code, replaces = _code_of(error), version is not None
             # S3's 409 means that nothing was decided, Azure's that the object exists.
             if code == "BlobAlreadyExists" and not replaces:
                 return outcomes.Conflict()

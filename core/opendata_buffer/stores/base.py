@@ -24,22 +24,6 @@ class NotModified:
     """The object still has the version the caller knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """Put only if no object of that name exists."""
-
-
-@dataclass(frozen=True, slots=True)
-class IfVersion:
-    """Put only if the object still has this version."""
-
-    version: str
-
-
-ABSENT = Absent()
-
-Condition = Absent | IfVersion  # the condition of a conditional put
-
 PutOutcome = outcomes.Outcome[str]
 """The outcome of a conditional put; the applied value is the object's new version."""
 
@@ -124,10 +108,11 @@ class Files(Protocol):
 class ConditionalPut(Protocol):
     """Compare-and-swap on one object."""
 
-    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
-        """Write an object if the condition holds, in one attempt; see
-        :mod:`opendata_buffer.outcomes`. Raises TransientStorageError for one that was not begun,
-        PermanentStorageError for one that was refused: credentials, permissions, missing bucket."""
+    def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
+        """Write an object if it still has this version or, with None, if there is none yet, in one
+        attempt; see :mod:`opendata_buffer.outcomes`. Raises TransientStorageError for one that was
+        not begun, PermanentStorageError for one that was refused: credentials, permissions, missing
+        bucket."""
 
     def check_conditional_writes(self, near: str) -> None:
         """Raise UnsafeStore for a store that ignores or does not know conditional writes (failure

@@ -28,9 +28,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import (
     Blob,
-    Condition,
     DeleteFailure,
-    IfVersion,
     NotModified,
     ObjectInfo,
 )
@@ -112,8 +110,8 @@ class GcsStore(CloudStore):
     def _put(self, name: str, data: bytes) -> str | None:
         return self._generation(self._upload(name, data, {}), name)
 
-    def _put_if(self, name: str, data: bytes, condition: Condition) -> Answer:
-        query = {"ifGenerationMatch": expected_generation(condition)}
+    def _put_if(self, name: str, data: bytes, version: str | None) -> Answer:
+        query = {"ifGenerationMatch": expected_generation(version)}
 
         def once() -> Response:
             response = self._upload(name, data, query)
@@ -138,7 +136,7 @@ class GcsStore(CloudStore):
             # No conflict: the condition was never checked.
             return outcomes.Unknown(f"writes of {name!r} were refused for their rate for too long")
         if response.status == 412:
-            gone = isinstance(condition, IfVersion) and self._is_gone(name)
+            gone = version is not None and self._is_gone(name)
             return outcomes.Vanished() if gone else outcomes.Conflict()
         generation = self._generation(response, name)
         self._write_rate.accepted(name, self._runtime.monotonic())
@@ -275,12 +273,12 @@ class WriteRate:
         times[key] = now
 
 
-def expected_generation(condition: Condition) -> str:
+def expected_generation(version: str | None) -> str:
     """The generation on whose condition an object is written; ``0`` is no object."""
-    if not isinstance(condition, IfVersion):
+    if version is None:
         return "0"
     # What is no generation becomes 1, which no object has: they are microseconds since 1970.
-    return condition.version if condition.version.isdecimal() and condition.version != "0" else "1"
+    return version if version.isdecimal() and version != "0" else "1"
 
 
 def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:

@@ -36,7 +36,6 @@ from opendata_buffer.formats.batch import MAX_KEY_BYTES, check_key
 from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, in_parallel, remaining
 from opendata_buffer.stores.base import (
     Blob,
-    Condition,
     DeleteFailure,
     Get,
     Listing,
@@ -213,7 +212,7 @@ class CloudStore(ABC):
         """Send one unconditional write; returns the response's version of the object."""
 
     @abstractmethod
-    def _put_if(self, name: str, data: bytes, condition: Condition) -> Answer:
+    def _put_if(self, name: str, data: bytes, version: str | None) -> Answer:
         """Send one conditional write."""
 
     @abstractmethod
@@ -252,17 +251,17 @@ class CloudStore(ABC):
 
         self._repeated(once, "write", name)
 
-    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         name = self._full(key)
         try:
-            found = self._call(lambda: self._put_if(name, data, condition), "write", name)
+            found = self._call(lambda: self._put_if(name, data, version), "write", name)
         except TransientStorageError as error:
             return outcomes.Unknown(str(error))
         if isinstance(found, outcomes.Conflict | outcomes.Vanished | outcomes.Unknown):
             return found
-        version = strong_etag(found)
-        return verify_write(self, key, data) if version is None else outcomes.Applied(version)
+        new = strong_etag(found)
+        return verify_write(self, key, data) if new is None else outcomes.Applied(new)
 
     def check_conditional_writes(self, near: str) -> None:
         """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`."""

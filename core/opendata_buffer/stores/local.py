@@ -29,9 +29,7 @@ from opendata_buffer.formats.batch import BROKER_RECORD_NAME, check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.base import (
     Blob,
-    Condition,
     DeleteFailure,
-    IfVersion,
     Listing,
     NotModified,
     ObjectInfo,
@@ -542,12 +540,12 @@ class LocalStore:
         except OSError as error:
             raise storage_error("write", path, error) from error
 
-    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         path = self.file_of(key)
-        begun, version = False, ""
+        begun, new = False, ""
         try:
-            if isinstance(condition, IfVersion) and not os.path.isdir(os.path.dirname(path)):
+            if version is not None and not os.path.isdir(os.path.dirname(path)):
                 return outcomes.Vanished()
             self._temporary.prepare()
             lock_path = self.lock_of(key)
@@ -555,19 +553,19 @@ class LocalStore:
                 make_directories(os.path.dirname(lock_path))
             # A writer that has lost its race already writes nothing. Otherwise all is written
             # before the lock is taken: a process that is suspended with the lock stops all others.
-            if (refused := _refusal(path, condition)) is not None:
+            if (refused := _refusal(path, version)) is not None:
                 return refused
             with self._temporary.written((data,), self._mode(key)) as (fd, temporary):
                 with FileLock(lock_path, self._runtime) as lock:
-                    if (refused := _refusal(path, condition)) is not None:
+                    if (refused := _refusal(path, version)) is not None:
                         return refused
                     begun = True
-                    version = self._rename(fd, temporary, path, lock)
+                    new = self._rename(fd, temporary, path, lock)
                 sync_directory(os.path.dirname(path))
-            return outcomes.Applied(version)
+            return outcomes.Applied(new)
         except OSError as error:
             mapped = storage_error("write", path, error)
-            if version:
+            if new:
                 return outcomes.Unknown(
                     f"file {path!r} was replaced, and it failed after that: {mapped}"
                 )
@@ -675,11 +673,9 @@ class LocalStore:
             parent = os.path.dirname(parent)
 
 
-def _refusal(path: str, condition: Condition) -> outcomes.Vanished | outcomes.Conflict | None:
+def _refusal(path: str, version: str | None) -> outcomes.Vanished | outcomes.Conflict | None:
     """Why a conditional write cannot be, by the file as it is now."""
     found = stat_file(path)
-    if isinstance(condition, IfVersion):
-        if found is None:
-            return outcomes.Vanished()
-        return None if version_of(found) == condition.version else outcomes.Conflict()
-    return None if found is None else outcomes.Conflict()
+    if found is None:
+        return None if version is None else outcomes.Vanished()
+    return None if version_of(found) == version else outcomes.Conflict()

@@ -12,9 +12,7 @@ from opendata_buffer.formats.batch import check_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import (
     Blob,
-    Condition,
     DeleteFailure,
-    IfVersion,
     Listing,
     NotModified,
     ObjectInfo,
@@ -88,17 +86,14 @@ class MemoryStore:
         with self._lock:
             self._write(key, data)
 
-    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         check_key("key", key)
         with self._lock:
             found = self._objects.get(key)
-            if isinstance(condition, IfVersion):
-                if found is None:
-                    return outcomes.Vanished()
-                if found.version != condition.version:
-                    return outcomes.Conflict()
-            elif found is not None:
+            if found is None and version is not None:
+                return outcomes.Vanished()
+            if found is not None and found.version != version:
                 return outcomes.Conflict()
             return outcomes.Applied(self._write(key, data))
 

@@ -16,14 +16,11 @@ from opendata_buffer.errors import ObjectNotFound, TransientStorageError, Unsafe
 from opendata_buffer.formats.batch import MAX_KEY_BYTES
 from opendata_buffer.runtime import Retries, Runtime, deadline, in_parallel
 from opendata_buffer.stores.base import (
-    ABSENT,
     Blob,
-    Condition,
     ConditionalPut,
     Delete,
     DeleteFailure,
     Get,
-    IfVersion,
     PutOutcome,
 )
 
@@ -38,7 +35,7 @@ _RACERS = 6
 _SUFFIX_BYTES = len(".probe-") + 26
 _CLEAN_UP_S = 2.0
 _PROBE = b"probe"
-_WRONG = IfVersion('"00000000000000000000000000000000"')
+_WRONG = '"00000000000000000000000000000000"'
 
 
 class _Probed(Get, ConditionalPut, Delete, Protocol): ...
@@ -96,8 +93,8 @@ def probe_conditional_writes(
 def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
     """Try each condition alone; ``made`` takes the key once an object may exist."""
 
-    def put(step: str, condition: Condition, *right: type[PutOutcome]) -> PutOutcome:
-        outcome = store.put_if(key, _PROBE, condition)
+    def put(step: str, version: str | None, *right: type[PutOutcome]) -> PutOutcome:
+        outcome = store.put_if(key, _PROBE, version)
         if key not in made:
             made.append(key)  # a put that raised wrote nothing
         if isinstance(outcome, outcomes.Unknown):
@@ -115,8 +112,8 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
         return outcome
 
     put("If-Match on a missing object", _WRONG, outcomes.Vanished, outcomes.Conflict)
-    created = put("If-None-Match: * on a missing object", ABSENT, outcomes.Applied)
-    put("If-None-Match: * on an existing object", ABSENT, outcomes.Conflict)
+    created = put("If-None-Match: * on a missing object", None, outcomes.Applied)
+    put("If-None-Match: * on an existing object", None, outcomes.Conflict)
     put("If-Match with another ETag", _WRONG, outcomes.Conflict)
     assert isinstance(created, outcomes.Applied)
     found = store.get(key)
@@ -128,17 +125,17 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
             "still the one it has read. Take away what changes answers on their way (a proxy "
             "that compresses them?), or use another store."
         )
-    put("If-Match with the object's ETag", IfVersion(created.value), outcomes.Applied)
+    put("If-Match with the object's ETag", created.value, outcomes.Applied)
 
 
 def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
     """Let writers create an object together, and then replace it together."""
-    condition: Condition = ABSENT
+    version: str | None = None
     for what in ("created", "replaced"):
         # No two write the same bytes: S3's version is their hash, and a write of the same bytes
         # leaves it valid for the next writer.
         datas = [f"{what} by {number}".encode() for number in range(_RACERS)]
-        results = _put_together(runtime, store, key, condition, datas)
+        results = _put_together(runtime, store, key, version, datas)
         won = [each for each in results if isinstance(each, outcomes.Applied)]
         if len(won) > 1:
             raise UnsafeStore(
@@ -150,11 +147,11 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
             )
         if not won:
             return  # responses were lost, or all were refused for their rate: it shows nothing
-        condition = IfVersion(won[0].value)
+        version = won[0].value
 
 
 def _put_together(
-    runtime: Runtime, store: _Probed, key: str, condition: Condition, datas: Sequence[bytes]
+    runtime: Runtime, store: _Probed, key: str, version: str | None, datas: Sequence[bytes]
 ) -> list[PutOutcome]:
     """Put all of them at once, by threads that wait until the last one has begun."""
     changed = runtime.condition()
@@ -166,6 +163,6 @@ def _put_together(
             changed.notify_all()
             while len(begun) < len(datas):
                 changed.wait()
-        return store.put_if(key, data, condition)
+        return store.put_if(key, data, version)
 
     return in_parallel(runtime, put, datas)

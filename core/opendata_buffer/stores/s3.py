@@ -44,9 +44,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import (
     Blob,
-    Condition,
     DeleteFailure,
-    IfVersion,
     NotModified,
     ObjectInfo,
 )
@@ -133,11 +131,8 @@ class S3Store(CloudStore):
         )
         return response.get("ETag")
 
-    def _put_if(self, name: str, data: bytes, condition: Condition) -> Answer:
-        replaces = isinstance(condition, IfVersion)
-        conditions = {"IfNoneMatch": "*"}
-        if isinstance(condition, IfVersion):
-            conditions = {"IfMatch": condition.version}
+    def _put_if(self, name: str, data: bytes, version: str | None) -> Answer:
+        conditions = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
 
         def once() -> Answer:
             try:
@@ -146,7 +141,7 @@ class S3Store(CloudStore):
                 status = _status_of(error)
                 if status == 412:
                     return outcomes.Conflict()
-                if replaces and _is_no_such_key(error):
+                if version is not None and _is_no_such_key(error):
                     return outcomes.Vanished()  # failure F4
                 if status in (405, 501):
                     raise UnsafeStore(

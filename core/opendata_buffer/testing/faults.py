@@ -19,10 +19,8 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import (
-    Absent,
     Blob,
     DeleteFailure,
-    IfVersion,
     Listing,
     NotModified,
     PutOutcome,
@@ -130,14 +128,14 @@ class FaultyStore:
         if fails:
             raise TransientStorageError(f"cannot write {key!r}: injected 500 InternalError")
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         self._begin("put_if", self.plan.cas_ms)
         if self._rolls("cas_lost_before"):
             self._end(self.plan.cas_ms)
             return outcomes.Unknown("injected: the request was lost")
         lost = self._rolls("cas_lost_after")
-        outcome = self.inner.put_if(key, data, condition)
+        outcome = self.inner.put_if(key, data, version)
         self._end(self.plan.cas_ms)
         return outcomes.Unknown("injected: the answer was lost") if lost else outcome
 

@@ -26,7 +26,7 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store
+from opendata_buffer.stores.base import PutOutcome, Store
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -225,7 +225,7 @@ class Hooked(MemoryStore):
             self.on_read()
         return super().get(key, **options)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if not key.endswith(self._at):
             return super().put_if(key, data, condition)
         self.on_write()
@@ -253,7 +253,7 @@ class Overtaken(MemoryStore):
     def announce(self, config: QueueConfig) -> None:
         announce(self, address="somewhere:1", config=config)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if key == self.overtaken_at:
             self.overtaken_at = ""
             return outcomes.Conflict()

@@ -23,7 +23,7 @@ from opendata_buffer.errors import CommitStateUnknown, Fenced
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
@@ -327,7 +327,7 @@ class Watched(MemoryStore):
         self.reads += 1
         return super().get(key, **options)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         who = threading.current_thread().name
         held = self.held
         if held is not None and who == "appends":

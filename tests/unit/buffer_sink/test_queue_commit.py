@@ -36,7 +36,7 @@ from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector, Queued, plan
 from opendata_buffer.queue.ownership import change_grace_period, check_owner
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import Absent, IfVersion, Listing, PutOutcome
+from opendata_buffer.stores.base import Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions import CommitRecord
@@ -304,7 +304,7 @@ class FrozenWrite(MemoryStore):
         self._collected = collected
         self.frozen = False
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if key == CONFIG.manifest_path and not self.frozen:
             self.frozen = True
             self._runtime.advance(1200)

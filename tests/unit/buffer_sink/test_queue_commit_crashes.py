@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import CommitStateUnknown
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.buffer_sink.queue_world import World
 
@@ -50,7 +50,7 @@ class Mortal(MemoryStore):
         if last:
             raise Killed
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         last = self._is_last()
         outcome = super().put_if(key, data, condition)
         if last:

@@ -15,7 +15,7 @@ from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -43,7 +43,7 @@ class Store(MemoryStore):
         self.read.append(key)
         return super().get(key, **options)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if key in self.silent:
             return outcomes.Unknown("no answer")
         if key in self.contested:

@@ -20,7 +20,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Get, IfVersion, PutOutcome, read_bytes
+from opendata_buffer.stores.base import Get, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
@@ -109,7 +109,7 @@ class Lossy(MemoryStore):
 
     armed = False
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         outcome = super().put_if(key, data, condition)
         if self.armed and key == "ingest/manifest":
             self.armed = False

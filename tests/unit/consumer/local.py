@@ -9,7 +9,7 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Blob, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -27,7 +27,7 @@ class CountingStore(MemoryStore):
             raise self.fail_next.pop(0)
         return super().get(key, **options)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         self.writes += key == "ingest/manifest"
         return super().put_if(key, data, condition)
 

@@ -25,7 +25,7 @@ from opendata_buffer.formats.batch import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcCursor
 from opendata_buffer.queue.ownership import change_grace_period, claim_queue
-from opendata_buffer.stores.base import Absent, DeleteFailure, IfVersion, Listing, PutOutcome
+from opendata_buffer.stores.base import DeleteFailure, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -499,7 +499,7 @@ def test_a_cursor_that_is_deleted_under_a_collector_is_saved_again() -> None:
 
 def test_a_cursor_that_cannot_be_saved_ends_no_cycle(caplog: pytest.LogCaptureFixture) -> None:
     class ReadOnly(MemoryStore):
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             raise PermanentStorageError("403")
 
     saved(ReadOnly()).save("p/a")

@@ -18,7 +18,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime, in_parallel
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
@@ -45,7 +45,7 @@ class Held(MemoryStore):
         self.go_on = threading.Event()
         self.writes = 0
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         self.writes += 1
         if self.writes == 1:
             self.begun.set()
@@ -53,10 +53,10 @@ class Held(MemoryStore):
             return self.first(key, data, condition)
         return self.later(key, data, condition)
 
-    def first(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def first(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         return super().put_if(key, data, condition)
 
-    def later(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def later(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         return super().put_if(key, data, condition)
 
 
@@ -129,7 +129,7 @@ def test_appends_that_come_while_one_is_on_its_way_share_the_next_write() -> Non
 
 def test_f2_no_append_joins_a_write_whose_answer_was_lost() -> None:
     class Lossy(Held):
-        def first(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        def first(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             return outcomes.Unknown("connection reset")
 
     store = Lossy()
@@ -186,7 +186,7 @@ def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on(
     bug: BaseException,
 ) -> None:
     class Buggy(Held):
-        def later(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        def later(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             if self.writes == 2 and isinstance(bug, RuntimeError):
                 raise bug
             outcome = super().later(key, data, condition)

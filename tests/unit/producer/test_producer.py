@@ -27,7 +27,7 @@ from opendata_buffer.producer import producer as producer_module
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
 from opendata_buffer.runtime import SystemRuntime, Task, in_parallel
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.base import Blob, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_config, records
@@ -247,7 +247,7 @@ def test_f2_a_lost_answer_is_verified_within_the_delivery_timeout() -> None:
                 raise TransientStorageError("unreachable")
             return super().get(key, **rest)
 
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             outcome = super().put_if(key, data, condition)
             return outcomes.Unknown("unreachable") if self.lost else outcome
 
@@ -279,7 +279,7 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
     class Late(MemoryStore):
         """The append takes longer than the grace period, and the collector comes by."""
 
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             if key == "ingest/manifest":
                 threading.Event().wait(0.3)
                 batches = (info.key for info in self.list("ingest/").objects)

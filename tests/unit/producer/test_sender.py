@@ -23,7 +23,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.batching import Batch, Completion, ProduceRequest, Stage, WriteHandle
 from opendata_buffer.producer.producer import Producer, Uploader
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Store
+from opendata_buffer.stores.base import Blob, NotModified, PutOutcome, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -74,7 +74,7 @@ class Silent(MemoryStore):
         self._answer(key)
         super().put(key, data)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         self._answer(key)
         return super().put_if(key, data, condition)
 

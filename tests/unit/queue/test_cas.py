@@ -17,7 +17,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject, OutcomeUnknown
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Blob, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,
@@ -114,7 +114,7 @@ def by_another(*numbers: int) -> Callable[[ScriptedStore], None]:
     def write(store: ScriptedStore) -> None:
         blob = store.get(KEY)
         assert isinstance(blob, Blob)
-        outcome = store.really_put_if(KEY, encode(numbers), IfVersion(blob.version))
+        outcome = store.really_put_if(KEY, encode(numbers), blob.version)
         assert isinstance(outcome, outcomes.Applied)
 
     return write
@@ -176,7 +176,7 @@ def test_f1_after_a_conflict_at_the_deadline_the_object_is_read_for_the_own_writ
     class Slow(ScriptedStore):
         """Each conditional write takes as long as the whole deadline."""
 
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             runtime.advance(2)
             return super().put_if(key, data, condition)
 

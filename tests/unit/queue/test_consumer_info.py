@@ -20,7 +20,7 @@ from opendata_buffer.queue.readers import (
     read_consumer_info,
     write_consumer_info,
 )
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, read_bytes
+from opendata_buffer.stores.base import PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -125,7 +125,7 @@ class Refusing(MemoryStore):
         self.answer = answer
         self.refused = 0
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if key != KEY:
             return super().put_if(key, data, condition)
         self.refused += 1

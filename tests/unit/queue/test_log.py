@@ -34,7 +34,6 @@ from opendata_buffer.queue.log import Log, LogIndex, LogView, Part, chain_of, fl
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import enable_readers, reset_reader, unregister
-from opendata_buffer.stores.base import IfVersion
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.logs import open_view
@@ -191,7 +190,7 @@ def test_a_v1_producer_goes_on_while_segments_are_cut() -> None:
             if found is None:
                 house.queue.append([entry])
                 break
-            outcome = house.store.put_if(KEY, after, IfVersion(found.version))
+            outcome = house.store.put_if(KEY, after, found.version)
             if type(outcome).__name__ == "Applied":
                 break
             lost_races += 1

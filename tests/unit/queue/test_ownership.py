@@ -45,7 +45,7 @@ from opendata_buffer.queue.ownership import (
     queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome, read_bytes
+from opendata_buffer.stores.base import PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import ScriptedStore, not_applied_answer_lost
@@ -95,9 +95,9 @@ def test_f2_a_claim_that_never_lands_is_a_transient_error() -> None:
 
 def test_of_two_claims_at_once_the_first_stays() -> None:
     class Late(MemoryStore):
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             rival = b'{"version": 1, "manifest": "../rival"}'
-            super().put_if(key, rival, ABSENT)
+            super().put_if(key, rival, None)
             return super().put_if(key, data, condition)
 
     with pytest.raises(PrefixConflict, match="'rival'"):
@@ -400,7 +400,7 @@ def test_a_fenced_consumer_does_not_tell_where_a_batch_was_that_still_waits() ->
     zombie.ack_through(0)
     put_if, successor = store.put_if, list[Consumer]()
 
-    def taken_over(key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def taken_over(key: str, data: bytes, condition: str | None) -> PutOutcome:
         if key == CONSUMER.manifest_path:
             store.put_if = put_if  # type: ignore[method-assign]
             successor.append(Consumer(CONSUMER, store=store))
@@ -430,7 +430,7 @@ def test_a_marker_that_cannot_be_written_is_no_error_of_the_append() -> None:
         broken = False
         tried = 0
 
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             self.tried += key == OWNER_KEY
             if self.broken and key == OWNER_KEY:
                 raise OpenDataBufferError("denied")

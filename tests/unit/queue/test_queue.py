@@ -20,7 +20,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry, entry_bytes
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
 from tests.unit.scripted import (
@@ -70,7 +70,7 @@ def as_other(change: Callable[[Manifest], Manifest]) -> Callable[[ScriptedStore]
     def write(store: ScriptedStore) -> None:
         blob = store.get(KEY)
         raw = change(Manifest.parse(blob.data)).raw
-        assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), outcomes.Applied)
+        assert isinstance(store.really_put_if(KEY, raw, blob.version), outcomes.Applied)
 
     return write
 
@@ -86,7 +86,7 @@ class InFlight:
     """A write without an answer, which is applied when the test lets it."""
 
     def __call__(
-        self, store: ScriptedStore, key: str, data: bytes, condition: Absent | IfVersion
+        self, store: ScriptedStore, key: str, data: bytes, condition: str | None
     ) -> PutOutcome:
         self.write = (key, data, condition)
         return outcomes.Unknown("read timed out")
@@ -209,7 +209,7 @@ def test_f1_a_conflict_at_the_deadline_is_unknown_when_the_manifest_cannot_be_re
             return super().get(key, **options)
 
     def win_and_fall_silent(
-        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
+        store: ScriptedStore, key: str, data: bytes, when: str | None
     ) -> PutOutcome:
         assert isinstance(store, Silent)
         store.silent = True
@@ -435,7 +435,7 @@ def test_the_manifest_is_created_only_if_absent() -> None:
 
     def create(store: ScriptedStore) -> None:
         raw = Manifest.empty().append([entry(9)]).raw
-        assert isinstance(store.really_put_if(KEY, raw, ABSENT), outcomes.Applied)
+        assert isinstance(store.really_put_if(KEY, raw, None), outcomes.Applied)
 
     store = ScriptedStore(before(applied, create))
     assert make(store).append([entry(0)]) == 1

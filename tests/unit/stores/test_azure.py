@@ -20,7 +20,6 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.stores.azure import AzureStore, blob_host, connect
-from opendata_buffer.stores.base import ABSENT, IfVersion
 from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, environment_of
 from tests.http_scripts import Reply
 from tests.unit.stores.cloud_responses import (
@@ -47,8 +46,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 def test_the_condition_is_a_header_and_the_content_has_its_checksum(script: Script) -> None:
     store, server = script(WRITTEN)
-    assert store.put_if("m", b"x", ABSENT) == outcomes.Applied('"7"')
-    assert store.put_if("m", b"x", IfVersion('"5"')) == outcomes.Applied('"7"')
+    assert store.put_if("m", b"x", None) == outcomes.Applied('"7"')
+    assert store.put_if("m", b"x", '"5"') == outcomes.Applied('"7"')
     store.put("m", b"x")
     asked = [each.headers for each in server.asked]
     assert [each.get("if-none-match") for each in asked] == ["*", None, None]
@@ -58,23 +57,23 @@ def test_the_condition_is_a_header_and_the_content_has_its_checksum(script: Scri
 
 def test_409_to_a_creation_is_a_conflict_and_no_other_409_is(script: Script) -> None:
     store, server = script(azure_error(409, "BlobAlreadyExists"))
-    assert store.put_if("m", b"x", ABSENT) == outcomes.Conflict()
+    assert store.put_if("m", b"x", None) == outcomes.Conflict()
     assert len(server.asked) == 1
     store, _ = script(azure_error(409, "BlobImmutableDueToPolicy"))
     with pytest.raises(PermanentStorageError, match="immutability"):
-        store.put_if("m", b"x", ABSENT)
+        store.put_if("m", b"x", None)
     store, _ = script(azure_error(409, "ContainerBeingDeleted"))
-    assert isinstance(store.put_if("m", b"x", ABSENT), outcomes.Unknown)
+    assert isinstance(store.put_if("m", b"x", None), outcomes.Unknown)
     store, _ = script(azure_error(412, "LeaseIdMissing"))
     with pytest.raises(PermanentStorageError, match="break the lease"):
-        store.put_if("m", b"x", IfVersion('"5"'))
+        store.put_if("m", b"x", '"5"')
 
 
 def test_nothing_vanishes_that_was_to_be_created(script: Script) -> None:
     store, _ = script(azure_error(404, "ResourceNotFound"))
     with pytest.raises(PermanentStorageError, match="Create container 'bucket' or correct the"):
-        store.put_if("m", b"x", ABSENT)
-    assert store.put_if("m", b"x", IfVersion('"5"')) == outcomes.Vanished()
+        store.put_if("m", b"x", None)
+    assert store.put_if("m", b"x", '"5"') == outcomes.Vanished()
 
 
 def page(*names: str, more: str = "", folder: str = "", date: bool = True) -> Reply:
@@ -121,13 +120,13 @@ def test_a_response_that_is_not_azures_is_transient(script: Script) -> None:
     store, _ = script(Reply(200, b"<html>Sign in</html>"))
     with pytest.raises(TransientStorageError, match="not the answer of the store"):
         store.put("k", b"x")
-    assert isinstance(store.put_if("m", b"x", ABSENT), outcomes.Unknown)
+    assert isinstance(store.put_if("m", b"x", None), outcomes.Unknown)
     # A 404 that does not name its error.
     store, _ = script(Reply(404, b"404 page not found", {"content-type": "text/plain"}))
     for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
         with pytest.raises(TransientStorageError, match="not the answer of the store"):
             call()
-    assert isinstance(store.put_if("m", b"x", IfVersion('"5"')), outcomes.Unknown)
+    assert isinstance(store.put_if("m", b"x", '"5"'), outcomes.Unknown)
 
 
 def test_a_read_gives_no_more_than_was_asked_for(script: Script) -> None:

@@ -25,7 +25,7 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from tests.http_scripts import Reply
 from tests.unit.stores.cloud_responses import (
     AZURE,
@@ -56,7 +56,7 @@ def script(cloud: Cloud) -> Iterator[Script]:
 def test_f1_a_lost_response_to_a_conditional_write_is_unknown_after_one_request(
     cloud: Cloud, script: Script, creates: bool
 ) -> None:
-    condition = ABSENT if creates else IfVersion(cloud.version)
+    condition = None if creates else cloud.version
     for response in (LOST, cloud.error(500, "InternalError"), cloud.error(503, "ServerBusy")):
         store, server = script(response)
         assert isinstance(store.put_if("m", b"x", condition), outcomes.Unknown)
@@ -67,7 +67,7 @@ def test_f1_a_lost_response_to_a_conditional_write_is_unknown_after_one_request(
 def test_f1_a_write_that_is_answered_without_its_version_is_read_back(
     cloud: Cloud, script: Script, creates: bool
 ) -> None:
-    condition = ABSENT if creates else IfVersion(cloud.version)
+    condition = None if creates else cloud.version
     store, server = script(cloud.unversioned, cloud.found)
     assert store.put_if("m", b"bytes", condition) == outcomes.Applied(cloud.new_version)
     assert len(server.asked) == 2
@@ -111,7 +111,7 @@ def test_f4_412_is_followed_by_a_read_that_tells_whether_the_object_is_gone(
 ) -> None:
     there = replace(cloud.found, status=200)
     store, server = script(cloud.changed, cloud.gone if is_gone else there)
-    outcome = store.put_if("m", b"x", IfVersion(cloud.version))
+    outcome = store.put_if("m", b"x", cloud.version)
     assert outcome == (outcomes.Vanished() if is_gone else outcomes.Conflict())
     assert len(server.asked) == 2
 
@@ -225,7 +225,7 @@ def test_a_redirect_is_not_followed(cloud: Cloud, script: Script, status: int) -
     for call in (
         lambda: store.get("k"),
         lambda: store.put("k", b"x"),
-        lambda: store.put_if("k", b"x", ABSENT),
+        lambda: store.put_if("k", b"x", None),
     ):
         with pytest.raises(PermanentStorageError, match="endpoint") as caught:
             call()
@@ -241,8 +241,8 @@ def test_a_missing_bucket_or_container_is_permanent_for_every_operation(
         lambda: store.get("k"),
         lambda: store.get("k", byte_range=(0, 1)),
         lambda: store.put("k", b""),
-        lambda: store.put_if("k", b"", ABSENT),
-        lambda: store.put_if("k", b"", IfVersion(cloud.version)),
+        lambda: store.put_if("k", b"", None),
+        lambda: store.put_if("k", b"", cloud.version),
         lambda: store.list(""),
     ):
         with pytest.raises(
@@ -323,7 +323,7 @@ def test_every_call_on_a_silent_store_ends_at_its_deadline(cloud: Cloud) -> None
                 call()
             assert time.monotonic() - began < 120
         with deadline(runtime, 0.2):
-            assert isinstance(store.put_if("k", b"", ABSENT), outcomes.Unknown)
+            assert isinstance(store.put_if("k", b"", None), outcomes.Unknown)
         with deadline(runtime, 0.2):
             assert len(store.delete_many(["a", "b//c"])) == 2
 

@@ -24,7 +24,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import deadline
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.gcs import PUBLIC, GcsStore, WriteRate, connect
 from opendata_buffer.stores.http import DeadlinePassed
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -43,12 +43,12 @@ def script() -> Iterator[Script]:
 
 def test_the_condition_is_the_generation_and_0_for_no_object(script: Script) -> None:
     store, server = script(WRITTEN)
-    assert store.put_if("m", b"x", ABSENT) == outcomes.Applied("7")
-    assert store.put_if("m", b"x", IfVersion("5")) == outcomes.Applied("7")
+    assert store.put_if("m", b"x", None) == outcomes.Applied("7")
+    assert store.put_if("m", b"x", "5") == outcomes.Applied("7")
     store.put("m", b"x")
     # What is no generation must not become "no object", or no condition at all.
-    store.put_if("m", b"x", IfVersion("0"))
-    store.put_if("m", b"x", IfVersion('"etag"'))
+    store.put_if("m", b"x", "0")
+    store.put_if("m", b"x", '"etag"')
     asked = [each.path.partition("ifGenerationMatch=")[2] for each in server.asked]
     assert asked == ["0", "5", "", "1", "1"]
 
@@ -70,13 +70,13 @@ def test_an_upload_carries_its_checksum_and_is_kept_by_no_cache(script: Script) 
 
 def test_a_conditional_write_refused_for_its_rate_is_sent_again(script: Script) -> None:
     store, server = script(SLOW_DOWN, SLOW_DOWN, WRITTEN)
-    assert store.put_if("m", b"x", IfVersion("5")) == outcomes.Applied("7")
+    assert store.put_if("m", b"x", "5") == outcomes.Applied("7")
     assert len(server.asked) == 3
 
 
 def test_one_that_is_refused_for_its_rate_for_long_is_given_up(script: Script) -> None:
     store, server = script(SLOW_DOWN)
-    outcome = store.put_if("m", b"x", IfVersion("5"))
+    outcome = store.put_if("m", b"x", "5")
     assert isinstance(outcome, outcomes.Unknown)
     assert "refused for their rate" in outcome.reason
     assert len(server.asked) > 3

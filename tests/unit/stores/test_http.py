@@ -18,7 +18,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline, remaining
-from opendata_buffer.stores.base import Blob, Condition, DeleteFailure, NotModified, ObjectInfo
+from opendata_buffer.stores.base import Blob, DeleteFailure, NotModified, ObjectInfo
 from opendata_buffer.stores.http import (
     Answer,
     CloudStore,
@@ -98,7 +98,7 @@ class Service(CloudStore):
     def _put(self, name: str, data: bytes) -> str | None:
         raise NotImplementedError
 
-    def _put_if(self, name: str, data: bytes, condition: Condition) -> Answer:
+    def _put_if(self, name: str, data: bytes, version: str | None) -> Answer:
         raise NotImplementedError
 
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:

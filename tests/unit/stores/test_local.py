@@ -27,7 +27,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores import local
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.local import RESERVED, FileLock, LocalStore, LockTimeout
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -50,7 +50,7 @@ def fail_with(code: int) -> Any:
 
 
 def create(store: LocalStore, key: str, data: bytes) -> str:
-    outcome = store.put_if(key, data, ABSENT)
+    outcome = store.put_if(key, data, None)
     assert isinstance(outcome, outcomes.Applied)
     return outcome.value
 
@@ -89,14 +89,14 @@ def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
         store.get("a")
     assert store.list("").objects == ()
     assert store.delete_many(["a"]) == ()
-    assert store.put_if("a", b"", IfVersion("1-2-3")) == outcomes.Vanished()
+    assert store.put_if("a", b"", "1-2-3") == outcomes.Vanished()
     assert not root.exists()
 
 
 @pytest.mark.parametrize("key", [RESERVED, f"{RESERVED}/tmp/x", f"in/{RESERVED}/check"])
 def test_the_stores_own_files_are_no_objects(store: LocalStore, root: Path, key: str) -> None:
-    store.put_if("m", b"1", ABSENT)
-    store.put_if("in/m", b"1", ABSENT)
+    store.put_if("m", b"1", None)
+    store.put_if("in/m", b"1", None)
     (root / RESERVED / "tmp" / "x").write_bytes(b"")
     with pytest.raises(InvalidInput, match="the store keeps its own files"):
         store.get(key)
@@ -114,7 +114,7 @@ def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) 
     with pytest.raises(PermanentStorageError, match="directory of another"):
         store.put("a/b", b"2")
     with pytest.raises(PermanentStorageError, match="directory of another"):
-        store.put_if("a/b", b"2", ABSENT)
+        store.put_if("a/b", b"2", None)
     store.put("c/d", b"3")
     with pytest.raises(PermanentStorageError, match="directory of another"):
         store.put("c", b"4")
@@ -146,10 +146,10 @@ def test_bytes_are_durable_before_they_get_their_name_and_the_lock_is_held_for_t
     if way == "put":
         store.put("in/m", b"2")
     else:
-        assert isinstance(store.put_if("in/m", b"2", IfVersion(first)), outcomes.Applied)
+        assert isinstance(store.put_if("in/m", b"2", first), outcomes.Applied)
     assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync directory"]
     # A writer that has lost its race already uses neither lock nor disk.
-    assert isinstance(store.put_if("in/m", b"3", IfVersion(first)), outcomes.Conflict)
+    assert isinstance(store.put_if("in/m", b"3", first), outcomes.Conflict)
     assert len(steps) == 6
 
 
@@ -162,20 +162,20 @@ def test_a_writer_that_loses_its_race_while_it_writes_leaves_nothing_behind(
 
     def synced(fd: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        assert isinstance(faster.put_if("m", b"2", IfVersion(first)), outcomes.Applied)
+        assert isinstance(faster.put_if("m", b"2", first), outcomes.Applied)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", synced)
-    assert isinstance(store.put_if("m", b"3", IfVersion(first)), outcomes.Conflict)
+    assert isinstance(store.put_if("m", b"3", first), outcomes.Conflict)
     assert read(store, "m").data == b"2"
     assert leftovers(root) == []
 
 
 def test_f13_conditional_puts_work_more_than_once(store: LocalStore) -> None:
-    outcome = store.put_if("m", b"0", ABSENT)
+    outcome = store.put_if("m", b"0", None)
     for number in range(1, 50):
         assert isinstance(outcome, outcomes.Applied)
-        outcome = store.put_if("m", str(number).encode(), IfVersion(outcome.value))
+        outcome = store.put_if("m", str(number).encode(), outcome.value)
     assert isinstance(outcome, outcomes.Applied)
 
 
@@ -189,7 +189,7 @@ def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
     first = read(store, "in/m")
     seen = [first.version]
     for _ in range(5):
-        outcome = store.put_if("in/m", b"B", IfVersion(seen[-1]))
+        outcome = store.put_if("in/m", b"B", seen[-1])
         assert isinstance(outcome, outcomes.Applied)
         store.delete_many(["in/m"])
         seen += [outcome.value, create(store, "in/m", b"A")]
@@ -208,7 +208,7 @@ def test_a_writer_that_never_got_the_lock_wrote_nothing(
 
     monkeypatch.setattr(FileLock, "_lock_file", time_out)
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
-        store.put_if("m", b"2", IfVersion(first))
+        store.put_if("m", b"2", first)
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
         store.put("m", b"2")
     (failure,) = store.delete_many(["m"])
@@ -222,7 +222,7 @@ def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", fail_with(errno.ENOSPC))
         with pytest.raises(PermanentStorageError, match=r"cannot write '.*/m': .*Free some space"):
-            store.put_if("m", b"new", IfVersion(outcome))
+            store.put_if("m", b"new", outcome)
         with pytest.raises(PermanentStorageError, match="Free some space"):
             store.put("in/new", b"new")
     assert leftovers(root) == []
@@ -237,7 +237,7 @@ def test_with_too_many_open_files_nothing_is_written(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail_with(errno.EMFILE))
         with pytest.raises(TransientStorageError, match="Too many open files"):
-            store.put_if("m", b"new", IfVersion(first))
+            store.put_if("m", b"new", first)
         with pytest.raises(TransientStorageError):
             store.get("m")
 
@@ -255,7 +255,7 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails_on_directories)
-        assert isinstance(store.put_if("m", b"new", IfVersion(outcome)), outcomes.Unknown)
+        assert isinstance(store.put_if("m", b"new", outcome), outcomes.Unknown)
     assert read(store, "m").data == b"new"
 
 
@@ -276,12 +276,12 @@ def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outc
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fails_on_the_lock)
-        outcome = store.put_if("m", b"new", IfVersion(first))
+        outcome = store.put_if("m", b"new", first)
     assert isinstance(outcome, outcomes.Unknown)
     assert "was replaced" in outcome.reason
     blob = read(store, "m")
     assert blob.data == b"new"
-    again = store.put_if("m", b"newer", IfVersion(blob.version))
+    again = store.put_if("m", b"newer", blob.version)
     assert isinstance(again, outcomes.Applied), "the lock is free for the next one"
 
 
@@ -297,7 +297,7 @@ def test_f2_a_rename_whose_answer_was_lost_is_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lost)
-        assert isinstance(store.put_if("m", b"new", ABSENT), outcomes.Unknown)
+        assert isinstance(store.put_if("m", b"new", None), outcomes.Unknown)
     assert read(store, "m").data == b"new"
 
 

@@ -32,7 +32,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, read_bytes
+from opendata_buffer.stores.base import Blob, read_bytes
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply
@@ -54,7 +54,7 @@ def store(s3_server: S3Server) -> S3Store:
 
 
 def put_new(store: S3Store, key: str, data: bytes) -> str:
-    outcome = store.put_if(key, data, ABSENT)
+    outcome = store.put_if(key, data, None)
     assert isinstance(outcome, outcomes.Applied)
     return outcome.value
 
@@ -75,7 +75,7 @@ def test_f1_f2_a_lost_answer_is_unknown_after_exactly_one_request(
     version = put_new(store, "m", b"1")
     sent = s3_server.count("PUT")
     s3_server.inject(Fault(fault.answer, applied=applied, code=fault.code))
-    outcome = store.put_if("m", b"2", IfVersion(version))
+    outcome = store.put_if("m", b"2", version)
     assert isinstance(outcome, outcomes.Unknown)
     assert "'m' in bucket 'bucket'" in outcome.reason
     assert s3_server.count("PUT") == sent + 1
@@ -87,7 +87,7 @@ def test_f2_an_answer_that_never_comes_is_unknown_after_the_read_timeout(
 ) -> None:
     store = connect(s3_server, read_timeout_ms=300)
     s3_server.inject(Fault(Answer.HANG))
-    outcome = store.put_if("m", b"1", ABSENT)
+    outcome = store.put_if("m", b"1", None)
     assert isinstance(outcome, outcomes.Unknown)
     assert "ReadTimeoutError" in outcome.reason
     # A busy server may come to it only now.
@@ -101,13 +101,13 @@ def test_f3_409_means_the_same_put_again(s3_server: S3Server, store: S3Store) ->
     version = put_new(store, "m", b"1")
     assert s3_server.count("PUT") == 3
     s3_server.inject(conflict)
-    assert isinstance(store.put_if("m", b"2", IfVersion(version)), outcomes.Applied)
+    assert isinstance(store.put_if("m", b"2", version), outcomes.Applied)
     assert s3_server.objects() == {"m": b"2"}
 
 
 def test_f3_a_409_that_stays_is_a_conflict(s3_server: S3Server, store: S3Store) -> None:
     s3_server.inject(Fault(409, applied=False, code="ConditionalRequestConflict"), times=1_000)
-    assert store.put_if("m", b"1", ABSENT) == outcomes.Conflict()
+    assert store.put_if("m", b"1", None) == outcomes.Conflict()
     assert 5 < s3_server.count("PUT") < 1_000
 
 
@@ -304,7 +304,7 @@ def test_a_404_of_a_proxy_is_no_missing_object(script: Script) -> None:
     for call in (lambda: store.get("k"), lambda: store.put("k", b"x"), lambda: store.list("")):
         with pytest.raises(TransientStorageError, match="not the answer of the store"):
             call()
-    assert isinstance(store.put_if("k", b"x", IfVersion('"7"')), outcomes.Unknown)
+    assert isinstance(store.put_if("k", b"x", '"7"'), outcomes.Unknown)
     store, _ = script(S3.found, BY_A_PROXY)
     assert isinstance(store.get("k"), Blob)
     with pytest.raises(TransientStorageError):

@@ -19,7 +19,7 @@ import pytest
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, ObjectNotFound, PermanentStorageError
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob, IfVersion, NotModified
+from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.stores.s3 import S3Store, connect
@@ -160,7 +160,7 @@ def test_a_role_is_assumed_once_and_used_by_all_requests(
     store = store_at(bucket, role_arn=ROLE, external_id="shop 7", session_name="orders")
     asks(store)
     asks(store)
-    store.put_if("key", b"", IfVersion('"1"'))
+    store.put_if("key", b"", '"1"')
     assert signers(bucket) == ["first"] * 3
     assert bucket.asked[0].headers["x-amz-security-token"] == "token-first"
     (request,) = sts.asked

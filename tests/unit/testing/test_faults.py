@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, TransientStorageError
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -20,13 +20,13 @@ def faulty(runtime: ManualRuntime, seed: int = 0, **plan: Any) -> FaultyStore:
 
 def test_without_a_plan_nothing_fails_and_nothing_takes_time(runtime: ManualRuntime) -> None:
     store = FaultyStore(MemoryStore("x"), runtime)
-    outcome = store.put_if("m", b"1", ABSENT)
+    outcome = store.put_if("m", b"1", None)
     assert isinstance(outcome, outcomes.Applied)
-    assert store.put_if("m", b"2", ABSENT) == outcomes.Conflict()
+    assert store.put_if("m", b"2", None) == outcomes.Conflict()
     store.put("a", b"1")
     assert len(store.list("").objects) == 2
     assert store.delete_many(["m", "a"]) == ()
-    assert store.put_if("m", b"2", IfVersion(outcome.value)) == outcomes.Vanished()
+    assert store.put_if("m", b"2", outcome.value) == outcomes.Vanished()
     assert (store.url, store.faults, runtime.slept) == ("memory://x", {}, [])
     assert store.operations == {"put_if": 3, "put": 1, "list": 1, "delete_many": 1}
 
@@ -42,9 +42,9 @@ def bytes_in(store: MemoryStore | FaultyStore, key: str) -> bytes | None:
 
 def test_f2_a_lost_answer_is_unknown_and_the_condition_was_checked(runtime: ManualRuntime) -> None:
     store = faulty(runtime, cas_lost_after=1)
-    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
+    assert isinstance(store.put_if("m", b"1", None), outcomes.Unknown)
     assert bytes_in(store, "m") == b"1"
-    for condition in (ABSENT, IfVersion("0")):
+    for condition in (None, "0"):
         assert isinstance(store.put_if("m", b"2", condition), outcomes.Unknown)
     assert bytes_in(store, "m") == b"1"
     assert store.faults == {"cas_lost_after": 3}
@@ -52,7 +52,7 @@ def test_f2_a_lost_answer_is_unknown_and_the_condition_was_checked(runtime: Manu
 
 def test_a_lost_request_is_unknown_and_never_applied(runtime: ManualRuntime) -> None:
     store = faulty(runtime, cas_lost_before=1)
-    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
+    assert isinstance(store.put_if("m", b"1", None), outcomes.Unknown)
     assert bytes_in(store, "m") is None
 
 
@@ -93,7 +93,7 @@ def test_latency_is_spent_half_before_and_half_after_the_effect_with_jitter(
     store = faulty(runtime, put_ms=100, get_ms=60, cas_ms=80, list_ms=40, delete_ms=20)
     store.put("a", b"")
     store.get("a")
-    store.put_if("m", b"", ABSENT)
+    store.put_if("m", b"", None)
     store.list("")
     store.delete_many(["a"])
     assert runtime.slept == pytest.approx(
@@ -105,7 +105,7 @@ def test_equal_seeds_fail_equally(runtime: ManualRuntime) -> None:
     def history(seed: int) -> list[object]:
         store = faulty(runtime, seed, cas_lost_after=0.3, cas_lost_before=0.3)
         return [
-            (type(store.put_if("m", b"", ABSENT)), bytes_in(store, "m") is None) for _ in range(100)
+            (type(store.put_if("m", b"", None)), bytes_in(store, "m") is None) for _ in range(100)
         ]
 
     assert history(1) == history(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput
@@ -30,7 +32,7 @@ def test_an_unreadable_record_is_named(raw: bytes) -> None:
 
 def test_the_record_of_an_older_version_has_no_query_and_is_read() -> None:
     assert CommitRecord.from_json(WHOLE) == CommitRecord(3, 7, None)
-    assert CommitRecord(3, 7, None).to_json() == WHOLE
+    assert json.loads(CommitRecord(3, 7, None).to_json()) == json.loads(WHOLE)
 
 
 def test_a_topic_s_record_on_storage() -> None:
