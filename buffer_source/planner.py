@@ -22,6 +22,7 @@ from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer
 from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.queue.ownership import exists
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Blob, Store
 
@@ -219,12 +220,9 @@ class BatchSizes:
 
     def _exists(self, batch: BatchDescriptor) -> bool:
         try:
-            self._store.get(batch.location, byte_range=(0, 1))
-        except errors.ObjectNotFound:
-            return False
+            return exists(self._store, batch.location)
         except (errors.InvalidInput, errors.CorruptData):
-            pass  # Foreign or damaged: the task that reads it raises the error.
-        return True
+            return True  # Foreign or damaged: the task that reads it raises the error.
 
 
 def rate_limit(

@@ -292,7 +292,9 @@ class Closeable(ABC):
         except OpenDataBufferError as error:
             if exc is None:
                 raise
-            self._note_failed_close(error)
+            # The caller's own error matters more, and often is the cause of this one.
+            name = type(self).__name__
+            log.warning("closing the %s after an error failed, too: %s", name, error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -301,9 +303,6 @@ class Closeable(ABC):
         import asyncio  # not for those that do not use it
 
         await asyncio.to_thread(self.__exit__, *raised)
-
-    def _note_failed_close(self, error: OpenDataBufferError) -> None:
-        log.exception("closing the %s failed", type(self).__name__)
 
 
 def in_parallel(

@@ -114,7 +114,11 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
         assert acknowledged <= begin < end, "what was acknowledged has left the manifest"
         return entries[begin:end]
 
-    rule, steady = ReadCommitted("ingest", buffer=buffer), ReadCommitted("ingest")
+    class Small(ReadCommitted):
+        pass
+
+    Small.buffer = buffer
+    rule, steady = Small("ingest"), ReadCommitted("ingest")
     filtered = TransactionFilter("ingest")
     delivered: list[int] = []
     for sequence, location in entries:
@@ -134,7 +138,7 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
         )
         if restarts >> sequence & 1:
             state = json.loads(json.dumps(rule.to_dict()))
-            rule = ReadCommitted.from_dict(state, "ingest", buffer=buffer)
+            rule = Small.from_dict(state, "ingest")
         elif restarts >> sequence & 2:
             rule = rule.copy()
 

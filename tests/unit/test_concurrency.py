@@ -123,7 +123,7 @@ def test_a_close_that_fails_hides_no_error_that_ended_the_block(
     with pytest.raises(ZeroDivisionError), thing:
         raise ZeroDivisionError
     assert thing.closed == 2
-    assert "closing the Failing failed" in caplog.text
+    assert "closing the Failing after an error failed" in caplog.text
     assert "the store is gone" in caplog.text
 
 

@@ -24,7 +24,7 @@ from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Cursors, Position, QueueProgress
-from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
+from opendata_buffer.errors import Closed, DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_READ_S
@@ -565,10 +565,6 @@ class Consumer(BatchLoop):
         finally:
             if self._gc is not None:
                 self._gc.stop()
-
-    def _note_failed_close(self, error: OpenDataBufferError) -> None:
-        # The caller's own error matters more, and often is the cause of this one.
-        log.warning("closing after an error failed too: %s", error)
 
     def _sequence_of(self, position: Position, url: str) -> int:
         """The sequence of a position, if it is one of this queue."""

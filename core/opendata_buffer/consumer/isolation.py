@@ -268,13 +268,13 @@ class ReadCommitted:
         data_path_prefix: The queue's data prefix; batches elsewhere have no identity.
         isolation: ``read_committed``; or ``read_uncommitted``, which delivers everything but
             acknowledgements at once, and remembers only what it was made from.
-        buffer: Undecided messages that are kept; of larger transactions the beginning is read
-            again from the manifest when they are decided.
     """
 
-    def __init__(
-        self, data_path_prefix: str, isolation: str = READ_COMMITTED, *, buffer: int = 4096
-    ) -> None:
+    buffer = 4096
+    """Undecided messages that are kept; of larger transactions the beginning is read again from the
+    manifest when they are decided."""
+
+    def __init__(self, data_path_prefix: str, isolation: str = READ_COMMITTED) -> None:
         if isolation not in ISOLATION_LEVELS:
             raise errors.InvalidInput(
                 f"isolation is {isolation!r}: use {' or '.join(ISOLATION_LEVELS)}"
@@ -284,7 +284,6 @@ class ReadCommitted:
         self._transactions = TransactionFilter(data_path_prefix)
         self._sequencer: Sequencer | None = None
         """Made with the first message: most queues have none."""
-        self._buffer = buffer
         self._seen: dict[Hashable, int] = {}  # producer: day since the epoch of its newest batch
         self._queued: int | None = None  # sequence whose offer failed in the replay
 
@@ -307,7 +306,7 @@ class ReadCommitted:
             day = parsed.timestamp_ms // _DAY_MS
             self._seen[message.producer] = max(self._seen.get(message.producer, 0), day)
         if self._sequencer is None:
-            self._sequencer = Sequencer((), self._buffer)
+            self._sequencer = Sequencer((), self.buffer)
         if self._queued != sequence:
             self._sequencer.queue_uncommitted(message)
             self._queued = sequence
@@ -376,7 +375,7 @@ class ReadCommitted:
 
     def copy(self) -> ReadCommitted:
         """An independent one in the same state, to try a plan out."""
-        other = ReadCommitted(self._prefix, self._isolation, buffer=self._buffer)
+        other = type(self)(self._prefix, self._isolation)
         other._transactions = self._transactions.copy()
         other._sequencer = None if self._sequencer is None else self._sequencer.copy()
         other._seen = dict(self._seen)
@@ -400,16 +399,11 @@ class ReadCommitted:
 
     @classmethod
     def from_dict(
-        cls,
-        state: Any,
-        data_path_prefix: str,
-        isolation: str = READ_COMMITTED,
-        *,
-        buffer: int = 4096,
+        cls, state: Any, data_path_prefix: str, isolation: str = READ_COMMITTED
     ) -> ReadCommitted:
         """What :meth:`to_dict` or :meth:`.TransactionFilter.to_dict` described; ``InvalidInput``
         where another program or a later version wrote it."""
-        made = cls(data_path_prefix, isolation, buffer=buffer)
+        made = cls(data_path_prefix, isolation)
         made._transactions = TransactionFilter.from_dict(state, data_path_prefix)
         states = []
         producers = state.get("producers", {})
@@ -429,7 +423,7 @@ class ReadCommitted:
                 case _:
                     raise _unreadable(state)
         if states:
-            made._sequencer = Sequencer(states, buffer)
+            made._sequencer = Sequencer(states, cls.buffer)
         return made
 
     def _producers(self) -> list[ProducerState]:

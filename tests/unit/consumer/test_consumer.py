@@ -266,7 +266,7 @@ def test_f8_acks_that_wait_are_not_written_by_a_zombie(
 
     with pytest.raises(earlier or Fenced):  # the caller's error is not hidden by that of closing
         use()
-    said = "closing after an error failed too: consumer with epoch 1"
+    said = "closing the Consumer after an error failed, too: consumer with epoch 1"
     assert (said in caplog.text) == (earlier is not None)
     assert queue.queued() == [0]
     zombie.close()
