@@ -11,7 +11,7 @@ import json
 import logging
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -46,7 +46,7 @@ from opendata_buffer.queue.ownership import (
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import ReaderPosition, read_positions, readers_folder
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
-from opendata_buffer.stores.base import DeleteFailure, Listing, NotModified, ObjectInfo, Store
+from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo, Store
 
 log = logging.getLogger(__name__)
 
@@ -315,14 +315,9 @@ class GarbageCollector:
         self._view: LogView | None = None  # by which this cycle has raised the floor
         self._full_since_ms: int | None = None  # since when the batches suffice for the retention
 
-    def run_once(
-        self, *, dry_run: bool = False, progress: Callable[[int], None] = lambda objects: None
-    ) -> GcReport:
-        """One cycle: all objects, page by page, from the saved cursor on and around to it.
-
-        Args:
-            dry_run: Only read and plan; nothing is written.
-            progress: Called after each page with the number of batches seen so far.
+    def run_once(self, *, dry_run: bool = False) -> GcReport:
+        """One cycle: all objects, page by page, from the saved cursor on and around to it. With
+        ``dry_run`` it only reads and plans; nothing is written.
 
         Raises:
             PrefixConflict: The data prefix belongs to the queue of another manifest (failure
@@ -336,8 +331,6 @@ class GarbageCollector:
         report = GcReport()
         for page in self._cycle(dry_run):
             report += page
-            seen = report.plan
-            progress(seen.referenced + seen.waiting + len(seen.delete))
         return report
 
     def _cycle(self, dry_run: bool) -> Iterator[GcReport]:
@@ -564,7 +557,7 @@ class GarbageCollector:
             got = self._store.get(location, byte_range=(0, 1))
         except errors.ObjectNotFound:
             return None
-        assert not isinstance(got, NotModified)
+        assert got is not None
         return got.last_modified_ms
 
     def _delete(self, made: GcPlan, read_at: float) -> GcReport:

@@ -16,7 +16,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob, NotModified, Store
+from opendata_buffer.stores.base import Blob, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
@@ -156,13 +156,13 @@ def test_put_again_replaces(store: Store) -> None:
 
 def test_not_modified_only_for_the_current_version(store: Store) -> None:
     first = create(store, "m", b"1")
-    assert store.get("m", if_changed=first) == NotModified()
+    assert store.get("m", if_changed=first) is None
     second = store.put_if("m", b"2", first)
     assert isinstance(second, outcomes.Applied)
     blob = store.get("m", if_changed=first)
     assert isinstance(blob, Blob)
     assert (blob.data, blob.version) == (b"2", second.value)
-    assert store.get("m", if_changed=second.value) == NotModified()
+    assert store.get("m", if_changed=second.value) is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from opendata_buffer.stores.base import (
     Blob,
     DeleteFailure,
     Listing,
-    NotModified,
     PutOutcome,
     Store,
 )
@@ -322,7 +321,7 @@ class WatchedStore:
     def url(self) -> str:
         return self._inner.url
 
-    def get(self, key: str, **options: Any) -> Blob | NotModified:
+    def get(self, key: str, **options: Any) -> Blob | None:
         self._begin("get", key)
         found = self._inner.get(key, **options)
         self._simulation.checkpoint()

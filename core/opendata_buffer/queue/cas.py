@@ -37,7 +37,6 @@ from opendata_buffer.stores.base import (
     Blob,
     ConditionalPut,
     Get,
-    NotModified,
     Put,
     read_bytes,
 )
@@ -553,7 +552,7 @@ class CasObject(Generic[T]):
         self._fresh = True
         return self.last_seen
 
-    def _get(self, known: str | None = None) -> Blob | NotModified:
+    def _get(self, known: str | None = None) -> Blob | None:
         return self._store.get(self.key, if_changed=known, max_bytes=self._max_bytes)
 
     def _decoded(self, got: Blob, *, first: bool = True) -> tuple[T, str]:

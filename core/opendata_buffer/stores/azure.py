@@ -27,7 +27,6 @@ from opendata_buffer.stores.base import (
     Blob,
     DeleteFailure,
     Listing,
-    NotModified,
     ObjectInfo,
     check_size,
 )
@@ -106,7 +105,7 @@ class AzureStore(CloudStore):
         account = self._host.replace(".blob.", ".dfs.", 1)
         return f"abfss://{self._bucket}@{account}/{self._prefix}".rstrip("/")
 
-    def _get(self, read: Read) -> Blob | NotModified:
+    def _get(self, read: Read) -> Blob | None:
         wanted: dict[str, Any] = self._timeouts()
         if read.if_changed is not None:
             wanted |= {"etag": read.if_changed, "match_condition": _match("IfModified")}
@@ -121,7 +120,7 @@ class AzureStore(CloudStore):
             data: bytes = found.readall()
         except self._client_errors() as error:
             if _status_of(error) == 304:
-                return self._not_modified(read)
+                return None
             if _is_missing(error):
                 raise ObjectNotFound(read.key, self.url) from None
             if _status_of(error) != 416:
@@ -169,16 +168,6 @@ class AzureStore(CloudStore):
                 gone = replaces and self._is_gone(name)
                 return outcomes.Vanished() if gone else outcomes.Conflict()
             raise
-
-    def _is_gone(self, name: str) -> bool:
-        """Whether a condition failed because there is no object: Azure answers 412 to both."""
-        try:
-            self._blob(name).get_blob_properties(**self._timeouts())
-        except self._client_errors() as error:
-            if _is_missing(error):
-                return True
-            raise
-        return False
 
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
         skips = bool(start_after) and token is None

@@ -19,11 +19,6 @@ class Blob:
     last_modified_ms: int  # when the object was written, by the store's own clock
 
 
-@dataclass(frozen=True, slots=True)
-class NotModified:
-    """The object still has the version the caller knows."""
-
-
 PutOutcome = outcomes.Outcome[str]
 """The outcome of a conditional put; the applied value is the object's new version."""
 
@@ -68,11 +63,11 @@ class Get(Protocol):
         if_changed: str | None = None,
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
-    ) -> Blob | NotModified:
+    ) -> Blob | None:
         """Read an object, or ``byte_range`` = (start, end exclusive) of it.
 
-        Returns :class:`NotModified` only when ``if_changed`` is the current version. A range
-        is cut at the end of the object.
+        Returns None only when ``if_changed`` is the current version. A range is cut at the end of
+        the object.
 
         Raises:
             ObjectNotFound: No such object.

@@ -29,7 +29,6 @@ from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import (
     Blob,
     DeleteFailure,
-    NotModified,
     ObjectInfo,
 )
 from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient, load, service_credential
@@ -82,14 +81,14 @@ class GcsStore(CloudStore):
         self._write_rate = WriteRate()
         self._client = ProcessClient(connect, GCS_ENVIRONMENT, self._options)
 
-    def _get(self, read: Read) -> Blob | NotModified:
+    def _get(self, read: Read) -> Blob | None:
         query: dict[str, str | int] = {"alt": "media"}
         if read.if_changed is not None and read.if_changed.isdecimal():
             query["ifGenerationNotMatch"] = read.if_changed
         body = partial(read_object, read)
         response = self._send("GET", read.name, query, headers=read.range_header, read_body=body)
         if response.status == 304:
-            return self._not_modified(read)
+            return None
         if response.status == 416:  # the empty range at the end of an object
             response = self._send("GET", read.name)
             self._check_found(response, read)
@@ -98,7 +97,7 @@ class GcsStore(CloudStore):
         self._check_found(response, read)
         version = self._version(response.headers.get("x-goog-generation"))
         if version == read.if_changed:  # a server that ignores the condition
-            return NotModified()
+            return None
         self._check_md5(read, response.body, sent_md5(response.headers))
         modified_ms = header_ms(response.headers.get("last-modified")) or 0
         return Blob(response.body, version, modified_ms)
@@ -141,11 +140,6 @@ class GcsStore(CloudStore):
         generation = self._generation(response, name)
         self._write_rate.accepted(name, self._runtime.monotonic())
         return generation
-
-    def _is_gone(self, name: str) -> bool:
-        """Whether a condition failed because there is no object: GCS answers 412 to both."""
-        response = self._send("GET", name, {"fields": "generation"})
-        return response.status == 404 and not _is_missing_bucket(response)
 
     def _generation(self, response: Response, name: str) -> str | None:
         """The generation that an upload made; None where the response has none."""

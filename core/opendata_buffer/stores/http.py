@@ -39,7 +39,6 @@ from opendata_buffer.stores.base import (
     DeleteFailure,
     Get,
     Listing,
-    NotModified,
     ObjectInfo,
     PutOutcome,
     WrongChecksum,
@@ -204,7 +203,7 @@ class CloudStore(ABC):
         """The library's error for the client's. ``verb``: read, write, list or delete."""
 
     @abstractmethod
-    def _get(self, read: Read) -> Blob | NotModified:
+    def _get(self, read: Read) -> Blob | None:
         """Send one read."""
 
     @abstractmethod
@@ -231,11 +230,17 @@ class CloudStore(ABC):
         if_changed: str | None = None,
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
-    ) -> Blob | NotModified:
+    ) -> Blob | None:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         read = Read(key, self._full(key), if_changed, byte_range, max_bytes)
         check_range(byte_range)
-        return self._repeated(partial(self._get, read), "read", read.name)
+        found = self._repeated(partial(self._get, read), "read", read.name)
+        if found is None and if_changed is None:
+            raise TransientStorageError(
+                f"cannot read {key!r} in {self.url}: it was answered as not modified (304), "
+                "which was not asked. Check what answers at the endpoint (a cache?)."
+            )
+        return found
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
@@ -374,14 +379,14 @@ class CloudStore(ABC):
         listing = Listing(kept, now_ms, truncated=is_cut or bool(token))
         return listing, None if is_cut else token
 
-    def _not_modified(self, read: Read) -> NotModified:
-        """The result of a read that was answered with 304."""
-        if read.if_changed is None:
-            raise TransientStorageError(
-                f"cannot read {read.key!r} in {self.url}: it was answered as not modified (304), "
-                "which was not asked. Check what answers at the endpoint (a cache?)."
-            )
-        return NotModified()
+    def _is_gone(self, name: str) -> bool:
+        """Whether a condition failed because there is no object: GCS and Azure answer 412 to
+        both."""
+        try:
+            self._get(Read(name, name, None, (0, 1), None))
+        except ObjectNotFound:
+            return True
+        return False
 
     def _version(self, sent: str | None) -> str:
         """The version of an object that was read, of what the response has."""

@@ -31,7 +31,6 @@ from opendata_buffer.stores.base import (
     Blob,
     DeleteFailure,
     Listing,
-    NotModified,
     ObjectInfo,
     PutOutcome,
     check_limit,
@@ -475,14 +474,14 @@ class LocalStore:
         if_changed: str | None = None,
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
-    ) -> Blob | NotModified:
+    ) -> Blob | None:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         if byte_range is not None:
             check_range(byte_range)
         with self._opened(key) as (fd, status):
             version = version_of(status)
             if version == if_changed:
-                return NotModified()
+                return None
             start, end = cut(byte_range, status.st_size)
             check_size(key, end - start, max_bytes)
             data = read_range(fd, start, end)

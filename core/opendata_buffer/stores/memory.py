@@ -14,7 +14,6 @@ from opendata_buffer.stores.base import (
     Blob,
     DeleteFailure,
     Listing,
-    NotModified,
     ObjectInfo,
     PutOutcome,
     check_limit,
@@ -66,7 +65,7 @@ class MemoryStore:
         if_changed: str | None = None,
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
-    ) -> Blob | NotModified:
+    ) -> Blob | None:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         check_key("key", key)
         check_range(byte_range)
@@ -75,7 +74,7 @@ class MemoryStore:
         if found is None:
             raise ObjectNotFound(key, self.url)
         if found.version == if_changed:
-            return NotModified()
+            return None
         start, end = cut(byte_range, len(found.data))
         check_size(key, end - start, max_bytes)
         return Blob(found.data[start:end], found.version, found.last_modified_ms)

@@ -45,7 +45,6 @@ from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import (
     Blob,
     DeleteFailure,
-    NotModified,
     ObjectInfo,
 )
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient, service_credential
@@ -89,7 +88,7 @@ class S3Store(CloudStore):
         self._direct = DirectGet()
         self._unordered = self._is_directory = self._bucket.endswith("--x-s3")
 
-    def _get(self, read: Read) -> Blob | NotModified:
+    def _get(self, read: Read) -> Blob | None:
         client = self._client.get()
         arguments = {"Bucket": self._bucket, "Key": read.name, **read.range_header}
         if read.if_changed is not None:
@@ -105,7 +104,7 @@ class S3Store(CloudStore):
             if status != 304 and not _is_no_such_key(error):
                 raise
         if status == 304:
-            return self._not_modified(read)
+            return None
         if status == 404:
             raise ObjectNotFound(read.key, self.url)
         body = response["Body"]

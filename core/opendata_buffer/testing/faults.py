@@ -22,7 +22,6 @@ from opendata_buffer.stores.base import (
     Blob,
     DeleteFailure,
     Listing,
-    NotModified,
     PutOutcome,
     Store,
 )
@@ -107,7 +106,7 @@ class FaultyStore:
         if_changed: str | None = None,
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
-    ) -> Blob | NotModified:
+    ) -> Blob | None:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         self._begin("get", self.plan.get_ms)
         if self._rolls("get_errors"):

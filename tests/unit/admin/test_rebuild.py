@@ -32,7 +32,7 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import Watermark
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob, Listing, NotModified, ObjectInfo
+from opendata_buffer.stores.base import Blob, Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
@@ -388,7 +388,7 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     class Racing(MemoryStore):
         """The consumer finishes, and its collector runs, right after the manifest was read."""
 
-        def get(self, key: str, **options: Any) -> Blob | NotModified:  # type: ignore[override]
+        def get(self, key: str, **options: Any) -> Blob | None:  # type: ignore[override]
             got = super().get(key, **options)
             if isinstance(got, Blob) and key == "ingest/manifest" and not options.get("if_changed"):
                 self.put(key, Manifest.parse(got.data).drop_through(0).raw)
@@ -416,7 +416,7 @@ def test_a_location_that_no_object_can_have_is_skipped(location: str) -> None:
 
 def test_a_role_that_may_read_only_the_prefix_can_check_its_queue() -> None:
     class Limited(MemoryStore):
-        def get(self, key: str, **options: Any) -> Blob | NotModified:  # type: ignore[override]
+        def get(self, key: str, **options: Any) -> Blob | None:  # type: ignore[override]
             if not key.startswith("a/b/"):
                 raise PermanentStorageError(f"{key!r}: access denied")
             return super().get(key, **options)

@@ -20,7 +20,7 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob, Listing, NotModified, ObjectInfo
+from opendata_buffer.stores.base import Blob, Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -140,7 +140,7 @@ class CountedReads(MemoryStore):
         super().__init__()
         self.ranges: list[tuple[int, int] | None] = []
 
-    def get(self, key: str, **options: Any) -> Blob | NotModified:
+    def get(self, key: str, **options: Any) -> Blob | None:
         if key.endswith(".batch"):
             self.ranges.append(options.get("byte_range"))
         return super().get(key, **options)

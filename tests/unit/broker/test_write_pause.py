@@ -13,7 +13,7 @@ from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRe
 from opendata_buffer.broker.committer import IDLE_SEARCH_S, SEARCH_S, BrokerPause
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob, NotModified
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, FakeConnection, announce, entries
@@ -29,7 +29,7 @@ class Counting(MemoryStore):
         self.read: list[str] = []
         self.faster = 0
 
-    def get(self, key: str, **arguments: Any) -> Blob | NotModified:
+    def get(self, key: str, **arguments: Any) -> Blob | None:
         self.read.append(key)
         found = super().get(key, **arguments)
         if key == CONFIG.manifest_path and self.faster:

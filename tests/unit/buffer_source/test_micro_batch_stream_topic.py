@@ -9,7 +9,6 @@ from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartit
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.stores.base import NotModified
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import DRAIN_S
 from tests.unit.buffer_source.world import TopicWorld, World, committed_before, report_of, values_of
@@ -157,7 +156,7 @@ def test_an_idle_trigger_reads_the_topic_and_each_manifest_once(
     assert driver.latest_offset(position) is position
     keys = sorted(key for key, _ in world.store.gets)
     assert keys == ["_topic.json", *(f"{name}/manifest" for name in (P0, P1, P2))]
-    assert all(isinstance(answer, NotModified) for _, answer in world.store.gets)
+    assert all(answer is None for _, answer in world.store.gets)
 
 
 def test_a_micro_batch_that_failed_is_not_repeated_with_another_isolation_that_loses_batches(

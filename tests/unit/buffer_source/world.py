@@ -16,7 +16,7 @@ from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob, Listing, NotModified, read_bytes
+from opendata_buffer.stores.base import Blob, Listing, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -27,7 +27,7 @@ class WatchedStore(MemoryStore):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.gets: list[tuple[str, Blob | NotModified]] = []
+        self.gets: list[tuple[str, Blob | None]] = []
         self.lists: list[str] = []
         self.listed = 0
         self._faults: dict[str, tuple[str, list[StorageError]]] = {}
@@ -43,7 +43,7 @@ class WatchedStore(MemoryStore):
         if errors and key.startswith(prefix):
             raise errors.pop()
 
-    def get(self, key: str, **how: Any) -> Blob | NotModified:
+    def get(self, key: str, **how: Any) -> Blob | None:
         self._begin("get", key)
         self.gets.append((key, super().get(key, **how)))
         return self.gets[-1][1]

@@ -27,7 +27,7 @@ from opendata_buffer.producer import producer as producer_module
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
 from opendata_buffer.runtime import SystemRuntime, Task, in_parallel
-from opendata_buffer.stores.base import Blob, NotModified, PutOutcome
+from opendata_buffer.stores.base import Blob, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_config, records
@@ -241,7 +241,7 @@ def test_f2_a_lost_answer_is_verified_within_the_delivery_timeout() -> None:
     class Partitioned(MemoryStore):
         lost = 0
 
-        def get(self, key: str, **rest: Any) -> Blob | NotModified:
+        def get(self, key: str, **rest: Any) -> Blob | None:
             if self.lost and key == "ingest/manifest":
                 self.lost -= 1
                 raise TransientStorageError("unreachable")

@@ -23,7 +23,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.batching import Batch, Completion, ProduceRequest, Stage, WriteHandle
 from opendata_buffer.producer.producer import Producer, Uploader
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob, NotModified, PutOutcome, Store
+from opendata_buffer.stores.base import Blob, PutOutcome, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -66,7 +66,7 @@ class Silent(MemoryStore):
             self.asked.set()
             assert self.answers.wait(2 * WAIT_S)
 
-    def get(self, key: str, **options: Any) -> Blob | NotModified:
+    def get(self, key: str, **options: Any) -> Blob | None:
         self._answer(key)
         return super().get(key, **options)
 

@@ -18,7 +18,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline, remaining
-from opendata_buffer.stores.base import Blob, DeleteFailure, NotModified, ObjectInfo
+from opendata_buffer.stores.base import Blob, DeleteFailure, ObjectInfo
 from opendata_buffer.stores.http import (
     Answer,
     CloudStore,
@@ -82,7 +82,7 @@ class Service(CloudStore):
 
     def _prepare(self) -> None: ...
 
-    def _get(self, read: Read) -> Blob | NotModified:
+    def _get(self, read: Read) -> Blob | None:
         self.read()
         return Blob(b"", read.name, 0)
 

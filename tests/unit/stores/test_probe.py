@@ -14,7 +14,6 @@ from opendata_buffer.errors import PermanentStorageError, TransientStorageError,
 from opendata_buffer.stores.base import (
     Blob,
     DeleteFailure,
-    NotModified,
     PutOutcome,
 )
 from opendata_buffer.stores.memory import MemoryStore
@@ -103,7 +102,7 @@ def test_a_store_whose_reads_have_another_etag_than_its_writes_is_refused(
     runtime: ManualRuntime,
 ) -> None:
     class Proxied(Breaking):
-        def get(self, key: str, **options: Any) -> Blob | NotModified:
+        def get(self, key: str, **options: Any) -> Blob | None:
             found = super().get(key, **options)
             assert isinstance(found, Blob)
             return replace(found, version=f"{found.version}-gzip")

@@ -19,7 +19,7 @@ import pytest
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, ObjectNotFound, PermanentStorageError
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob, NotModified
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.stores.s3 import S3Store, connect
@@ -257,7 +257,7 @@ def boto(monkeypatch: pytest.MonkeyPatch, store: S3Store) -> Mock:
     return counted
 
 
-def data_of(blob: Blob | NotModified) -> bytes:
+def data_of(blob: Blob | None) -> bytes:
     assert isinstance(blob, Blob)
     return blob.data
 
@@ -268,7 +268,7 @@ def test_only_the_first_read_goes_through_boto3(store: S3Store, boto: Mock) -> N
     assert isinstance(blob, Blob)
     assert blob.data == DATA
     assert abs(blob.last_modified_ms - SystemRuntime().now_ms()) < 60_000
-    assert store.get("a", if_changed=blob.version) == NotModified()
+    assert store.get("a", if_changed=blob.version) is None
     assert data_of(store.get("a", byte_range=(3, 7))) == b"3456"
     with pytest.raises(ObjectNotFound):
         store.get("missing")
