@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime
 import logging
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -61,30 +60,28 @@ IN_FLIGHT_BYTES = 64 * MIB  # stored, that a task may have downloaded and not ye
 RECORD_INTERVAL_S = 60.0  # between two records of one query's id by one process
 
 
-class QueryIdRecorder:
-    """Adds ids of queries to consumer infos, in the background and at most once a minute."""
+_recorded = dict[object, Interval]()  # by queue and query
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._due = defaultdict[object, Interval](lambda: Interval(runtime, RECORD_INTERVAL_S))
 
-    def add(self, config: QueueConfig, query: str) -> None:
-        """Record the query of a task that reads this queue. Returns at once, and raises nothing."""
-        if not self._due[config.store, config.manifest_path, query].is_due():
-            return
+def record_query_id(config: QueueConfig, query: str, runtime: Runtime) -> None:
+    """Add the id of a query that reads this queue to the consumer info, in the background and at
+    most once a minute. Returns at once, and raises nothing."""
+    queue = (config.store, config.manifest_path, query)
+    if not _recorded.setdefault(queue, Interval(runtime, RECORD_INTERVAL_S)).is_due():
+        return
 
-        def record() -> None:
-            try:
-                store = open_store(config.store, config.store_options)
-                info = read_consumer_info(store, config, self._runtime)
-                # The last task of a fenced query may name itself in its successor's info: nothing
-                # but the display depends on it.
-                if info is not None and info.program == PROGRAM and not info.query:
-                    amend_consumer_info(store, config, self._runtime, info.epoch, query=query)
-            except OpenDataBufferError as error:
-                log.debug("the query's id was not recorded beside the queue: %s", error)
+    def record() -> None:
+        try:
+            store = open_store(config.store, config.store_options)
+            info = read_consumer_info(store, config, runtime)
+            # The last task of a fenced query may name itself in its successor's info: nothing but
+            # the display depends on it.
+            if info is not None and info.program == PROGRAM and not info.query:
+                amend_consumer_info(store, config, runtime, info.epoch, query=query)
+        except OpenDataBufferError as error:
+            log.debug("the query's id was not recorded beside the queue: %s", error)
 
-        self._runtime.spawn(record, "opendata-buffer-query-id")
+    runtime.spawn(record, "opendata-buffer-query-id")
 
 
 def read_partition(
@@ -100,7 +97,7 @@ def read_partition(
     # Spark makes up an input partition of its own where there is none to read.
     descriptors = partition.batches if isinstance(partition, TaskBatches) else ()
     if descriptors and options.acknowledge and (query := _query_id()):
-        _recorder.add(_options_of(options, descriptors[0]).queue, query)
+        record_query_id(_options_of(options, descriptors[0]).queue, query, SystemRuntime())
     builder = RowBuilder(schema, options.values)
     for batch, records in _readable(options, descriptors):
         try:
@@ -169,9 +166,6 @@ def _readable(
             del fetched  # or it would live beside the budget while the next is fetched
             yield batch, records
             del records
-
-
-_recorder = QueryIdRecorder(SystemRuntime())
 
 
 def _query_id() -> str:

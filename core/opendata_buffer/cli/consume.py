@@ -34,7 +34,7 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.runtime import Runtime, in_parallel
-from opendata_buffer.topic.consumer import TopicConsumer
+from opendata_buffer.topic.consumer import TopicConsumer, Written
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic
 
 PROGRAM = "opendata-buffer consume"
@@ -181,13 +181,6 @@ def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": b64encode(data).decode()}
-
-
-class Written(NamedTuple):
-    """A batch that was written out; its records need not be kept."""
-
-    partition: str
-    sequence: int
 
 
 class BatchSource(NamedTuple):

@@ -61,6 +61,7 @@ class DeliveredBatch(HasRecords):
     __slots__ = ()
 
     sequence: int
+    partition: str
     _owner: Any
 
     @property

@@ -9,11 +9,11 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from opendata_buffer import errors
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, DeliveredBatch
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, ReadAhead
 from opendata_buffer.consumer.isolation import READ_COMMITTED
@@ -47,16 +47,11 @@ def round_robin(
     return list(islice((each for row in rows for each in row if each is not None), limit))
 
 
-class Delivered(Protocol):
-    """The fields of a delivered batch that an acknowledgement needs."""
+class Written(NamedTuple):
+    """A delivered batch whose records are written out, and need not be kept."""
 
-    @property
-    def partition(self) -> str:
-        """Its partition."""
-
-    @property
-    def sequence(self) -> int:
-        """Position in the partition's queue."""
+    partition: str
+    sequence: int
 
 
 class PartitionReader(Consumer):
@@ -176,11 +171,11 @@ class TopicConsumer(BatchLoop):
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
-    def position_of(self, batch: Delivered) -> Position:
+    def position_of(self, batch: DeliveredBatch) -> Position:
         """The position to save with a delivered batch: behind it and all before it."""
         return self._reader(batch.partition).position_of(batch.sequence)
 
-    def ack(self, batch: Delivered) -> None:
+    def ack(self, batch: DeliveredBatch | Written) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
 
         Every ``config.ack_interval`` entries the partition's manifest is written; what an open
@@ -197,7 +192,7 @@ class TopicConsumer(BatchLoop):
         reader = self._reader(batch.partition)
         self._uninterrupted(lambda: reader.ack(batch.sequence))
 
-    def source_of(self, batch: Delivered) -> str:
+    def source_of(self, batch: DeliveredBatch) -> str:
         """See :meth:`.Consumer.source_of`."""
         return self._reader(batch.partition).source_of()
 

@@ -10,7 +10,7 @@ from buffer_source import task
 from buffer_source.options import PROGRAM, SourceOptions
 from buffer_source.planner import PartitionBatch, TaskBatches
 from buffer_source.schema import default_schema
-from buffer_source.task import RECORD_INTERVAL_S, QueryIdRecorder, read_partition
+from buffer_source.task import RECORD_INTERVAL_S, read_partition, record_query_id
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import BatchUnreadable, ForeignLocation
@@ -124,7 +124,9 @@ def test_a_task_of_a_query_that_owns_the_queue_records_its_id(
     recorded: list[tuple[str, str]] = []
     monkeypatch.setattr(task, "_query_id", lambda: "q")
     monkeypatch.setattr(
-        task._recorder, "add", lambda config, query: recorded.append((config.manifest_path, query))
+        task,
+        "record_query_id",
+        lambda config, query, _: recorded.append((config.manifest_path, query)),
     )
     descriptors = put(store, runtime, encode_batch([b"a"]))
     assert sequences(options(tmp_path), descriptors) == [0]
@@ -159,18 +161,17 @@ def test_a_query_id_is_recorded_once_a_minute_where_there_is_none(
     store: Store, config: QueueConfig
 ) -> None:
     runtime = Inline()
-    recorder = QueryIdRecorder(runtime)
-    recorder.add(config, "too early")
+    record_query_id(config, "too early", runtime)
     assert query_of(store, config, runtime) is None
     write_consumer_info(store, config, runtime, 1, program=PROGRAM)
-    recorder.add(config, "q")
-    recorder.add(config, "q")
-    recorder.add(config, "another")
+    record_query_id(config, "q", runtime)
+    record_query_id(config, "q", runtime)
+    record_query_id(config, "another", runtime)
     assert (runtime.spawned, query_of(store, config, runtime)) == (3, "q")
     # A restarted query is recorded, too.
     write_consumer_info(store, config, runtime, 2, program=PROGRAM)
     runtime.advance(RECORD_INTERVAL_S)
-    recorder.add(config, "q")
+    record_query_id(config, "q", runtime)
     assert (runtime.spawned, query_of(store, config, runtime)) == (4, "q")
 
 
@@ -179,8 +180,9 @@ def test_a_consumer_info_that_is_no_querys_or_damaged_stays_as_it_is(
 ) -> None:
     runtime = Inline()
     write_consumer_info(store, config, runtime, 1, program="opendata-buffer consume")
-    QueryIdRecorder(runtime).add(config, "q")
+    record_query_id(config, "q", runtime)
     assert query_of(store, config, runtime) == ""
     store.put("ingest/_consumer.json", b"garbage")
-    QueryIdRecorder(runtime).add(config, "q")
+    runtime.advance(RECORD_INTERVAL_S)
+    record_query_id(config, "q", runtime)
     assert runtime.spawned == 2
