@@ -39,15 +39,24 @@ class Completion:
 
     def complete(self, outcome: Durable | BaseException) -> None:
         """Set the outcome and call the callbacks; only the first call counts."""
+        with self._condition:
+            if self.outcome is not None:
+                return
+            self.outcome = outcome
+            self._condition.notify_all()
+            callbacks, self._callbacks = self._callbacks, []
         # This is a thread of the producer. sys.exit() in a callback would end that thread and not
         # the process, and all other handles would wait for ever.
-        for callback in self._set(outcome):
+        for callback in callbacks:
             _call(callback, BaseException)
 
     def add_callback(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once the outcome is known, at once if it is already."""
-        if not self._add(callback):
-            _call(callback, Exception)
+        with self._condition:
+            if self.outcome is None:
+                self._callbacks.append(callback)
+                return
+        _call(callback, Exception)
 
     @locked
     def wait(self, timeout: float | None) -> None:
@@ -56,22 +65,6 @@ class Completion:
             raise TimeoutError(
                 f"not durable after {timeout} s; the producer goes on trying: wait again"
             )
-
-    @locked
-    def _set(self, outcome: Durable | BaseException) -> list[Callable[[], object]]:
-        if self.outcome is not None:
-            return []
-        self.outcome = outcome
-        self._condition.notify_all()
-        callbacks, self._callbacks = self._callbacks, []
-        return callbacks
-
-    @locked
-    def _add(self, callback: Callable[[], object]) -> bool:
-        if self.outcome is not None:
-            return False
-        self._callbacks.append(callback)
-        return True
 
 
 def _call(callback: Callable[[], object], logged: type[BaseException]) -> None:

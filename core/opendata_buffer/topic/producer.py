@@ -113,24 +113,30 @@ class ProducerPool:
         found = self._begin_opening(name)
         if found is not None:
             return found
-        producer = None
         try:
             producer = self._open_producer(name)
+            with self._condition:
+                self._open[name] = producer
         finally:
-            self._end_opening(name, producer)
+            with self._condition:
+                self._opening.discard(name)
+                self._condition.notify_all()
         return producer
 
     def _close_unused(self, name: str) -> None:
         producer = self._await_unused(name)
         if producer is None:
             return
-        failure = None
+        calls, cause = 0, ""
         try:
             producer.close()
         except FlushFailed as error:
-            failure = error
+            calls, cause = error.failed_calls, error.cause
         finally:
-            self._end_leaving(name, failure)
+            with self._condition:
+                self._lost = (self._lost[0] + calls, self._lost[1] or cause)
+                del self._closing[name]
+                self._condition.notify_all()
         log.info("partition %s drains: its producer has ended", name)
 
     @locked
@@ -154,13 +160,6 @@ class ProducerPool:
         return self._open.get(name)
 
     @locked
-    def _end_opening(self, name: str, producer: Producer | None) -> None:
-        self._opening.discard(name)
-        if producer is not None:
-            self._open[name] = producer
-        self._condition.notify_all()
-
-    @locked
     def _begin_leaving(self, active: Sequence[str]) -> list[str]:
         kept = set(active)
         if not self._leaving.isdisjoint(kept):
@@ -181,14 +180,6 @@ class ProducerPool:
         self._leaving.discard(name)
         producer = self._closing[name] = self._open.pop(name)
         return producer
-
-    @locked
-    def _end_leaving(self, name: str, failure: FlushFailed | None) -> None:
-        if failure is not None:
-            calls, cause = self._lost
-            self._lost = (calls + failure.failed_calls, cause or failure.cause)
-        del self._closing[name]
-        self._condition.notify_all()
 
     @locked
     def _begin_closing(self) -> None:

@@ -21,7 +21,7 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import enable_readers, read_positions
-from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import (
@@ -377,7 +377,10 @@ class CachedTopic:
     def get(self) -> TopicDescription:
         """The description as far as it is known; raises nothing. It waits if it is outdated."""
         waits = self.is_outdated
-        if self._begin_read():
+        with self._condition:
+            begins = not self._reading and self._age_s() >= self._max_age_s
+            self._reading = self._reading or begins
+        if begins:
             try:
                 if waits:
                     self._read()
@@ -395,13 +398,6 @@ class CachedTopic:
     def _age_s(self) -> float:
         return self._runtime.monotonic() - self._known_at
 
-    @locked
-    def _begin_read(self) -> bool:
-        """Whether the caller has to read the description."""
-        begins = not self._reading and self._age_s() >= self._max_age_s
-        self._reading = self._reading or begins
-        return begins
-
     def _read(self) -> None:
         found = None
         try:
@@ -410,11 +406,7 @@ class CachedTopic:
         except errors.OpenDataBufferError as error:
             log.warning("the topic at %s could not be read: %s", self._topic.url, error)
         finally:
-            self._end_read(found)
-
-    @locked
-    def _end_read(self, found: TopicDescription | None) -> None:
-        self._reading = False
-        self._known_at = self._runtime.monotonic()  # also after a failure: not at every call
-        if found is not None:
-            self._known = found
+            with self._condition:
+                self._reading = False
+                self._known_at = self._runtime.monotonic()  # also after a failure: not each call
+                self._known = found or self._known
