@@ -156,8 +156,8 @@ def produce(load: Load) -> Produced:
         time.sleep(secrets.randbelow(1000) / 1000 / load.rate)
         paced(load.rate, load.seconds, call)
         producer.flush()
-        produced.attempts = producer.commit_attempts
-        produced.conflicts = producer.commit_conflicts
+        produced.attempts = producer._sender.committer.attempts
+        produced.conflicts = producer._sender.committer.conflicts
     return produced
 
 

@@ -91,7 +91,8 @@ def many_producers(count: int = 64, seconds: float = 10.0) -> Row:
     for producer in producers:
         producer.flush()
     elapsed = time.monotonic() - started
-    attempts, conflicts = producers[0].commit_attempts, producers[0].commit_conflicts
+    committer = producers[0]._sender.committer
+    attempts, conflicts = committer.attempts, committer.conflicts
     for producer in producers:
         producer.close()
     rate = len(delays) / elapsed

@@ -205,7 +205,6 @@ copy. Arrow reserves memory for as many bytes as are left of a batch, and copies
 less when it is done: of several arrays each would be copied twice."""
 
 PIECE_ROWS = 256 * 1024  # in one record batch at most; bounds the columns that are not values
-_HEAD = 64  # bytes of a malformed record that an error shows
 
 _DAY_MS = 24 * 60 * 60 * 1000
 _EPOCH = datetime.date(1970, 1, 1)
@@ -366,28 +365,19 @@ class RowBuilder:
         self, rows: pa.RecordBatch, piece: Piece, decoded: DecodedColumns
     ) -> pa.RecordBatch:
         """The rows that are delivered: by ``mode`` without malformed ones."""
-        malformed = decoded.malformed
+        malformed, batch = decoded.malformed, piece.batch
         if malformed:
             row = min(malformed)
+            where = (batch.sequence, piece.begin + row, batch.location, malformed[row])
             if self._mode == FAILFAST:
-                raise MalformedRecord(
-                    piece.batch.sequence,
-                    piece.begin + row,
-                    piece.batch.location,
-                    malformed[row],
-                    piece.values[row].as_py()[:_HEAD],
-                )
+                raise MalformedRecord(*where, piece.values[row].as_py())
             metrics.records_malformed.add(len(malformed))
-        if malformed and self._mode == DROPMALFORMED:
-            metrics.records_dropped.add(len(malformed))
-            log.warning(
-                "%d malformed records of batch %d at %r left out, the first is record %d: %s",
-                len(malformed),
-                piece.batch.sequence,
-                piece.batch.location,
-                piece.begin + row,
-                malformed[row],
-            )
+            if self._mode == DROPMALFORMED:
+                metrics.records_dropped.add(len(malformed))
+                log.warning(
+                    "%d malformed records left out; in batch %d the first is record %d, at %r: %s",
+                    *(len(malformed), *where),
+                )
         return decoded.delivered(rows, self._mode)
 
     def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:

@@ -286,7 +286,8 @@ class ForeignLocation(PoisonBatch):
 class MalformedRecord(DataError):
     """A record does not fit the schema, and the mode is FAILFAST."""
 
-    def __init__(self, sequence: int, index: int, location: str, reason: str, head: bytes) -> None:
+    def __init__(self, sequence: int, index: int, location: str, reason: str, data: bytes) -> None:
+        head = data[:64]
         super().__init__(
             f"record {index} of batch {sequence} at {location!r} is malformed: {reason}. It begins "
             f"with {head!r}. Set mode to PERMISSIVE for a row of nulls with the record's text in a "

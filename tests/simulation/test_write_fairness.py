@@ -433,8 +433,9 @@ def test_processes_on_one_queue_get_their_share_in_time(
         durable.append((number, produced, world.simulation.now))
 
     def count_races() -> None:
-        attempts = sum(producer.commit_attempts for producer in producers)
-        raced.append((attempts, sum(producer.commit_conflicts for producer in producers)))
+        committers = [producer._sender.committer for producer in producers]
+        conflicts = sum(committer.conflicts for committer in committers)
+        raced.append((sum(committer.attempts for committer in committers), conflicts))
 
     def main() -> None:
         runtimes = [world.process("producer") for _ in range(count)]

@@ -192,8 +192,8 @@ class ArrowBatch(DeliveredBatch):
         decoded = Decoder(pa.schema(fields), options).decode(values)
         if decoded.malformed and options.mode == FAILFAST:
             row = min(decoded.malformed)
-            head = values[row].as_py()[:_SHOWN_BYTES]
-            raise MalformedRecord(self.sequence, row, self.location, decoded.malformed[row], head)
+            data = values[row].as_py()
+            raise MalformedRecord(self.sequence, row, self.location, decoded.malformed[row], data)
         columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
         for each in schema:
             if each.name in _BATCH_COLUMNS:
@@ -205,7 +205,6 @@ class ArrowBatch(DeliveredBatch):
 _SAMPLE = 1000
 """Records that a schema is inferred from."""
 
-_SHOWN_BYTES = 64  # of a malformed record, in the error
 _BATCH_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "_sequence": (pa.int64(),),
     "_index": (pa.int32(), pa.int64()),

@@ -339,16 +339,6 @@ class Producer(Closeable):
         """Bytes of ``max_buffered_bytes`` that are taken by batches without an outcome."""
         return self._accumulator.held_bytes()
 
-    @property
-    def commit_attempts(self) -> int:
-        """Manifest writes tried by this process's committer for this queue."""
-        return self._sender.committer.attempts
-
-    @property
-    def commit_conflicts(self) -> int:
-        """How many of them lost against another process."""
-        return self._sender.committer.conflicts
-
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise errors.Closed(

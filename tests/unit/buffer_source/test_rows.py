@@ -253,7 +253,7 @@ def test_dropmalformed_leaves_records_out_and_says_how_many(
     with caplog.at_level(logging.WARNING):
         assert [each["_index"] for each in in_mode("DROPMALFORMED")] == [0, 2]
     assert (
-        "1 malformed records of batch 7 at 'ingest/x.batch' left out, the first is record 3"
+        "1 malformed records left out; in batch 7 the first is record 3, at 'ingest/x.batch'"
         in caplog.text
     )
 
