@@ -25,6 +25,7 @@ from opendata_buffer.queue.log import (
     Log,
     LogIndex,
     LogView,
+    SegmentGone,
     end_of_part,
     floor_of,
     name_ms,
@@ -430,7 +431,14 @@ class GarbageCollector:
         if index is None:
             queued = self._queued_in(manifest)
         else:
-            queued = Queued.of_log(index, manifest, self._log.oldest_name_ms(index))
+            try:
+                queued = Queued.of_log(index, manifest, self._log.oldest_name_ms(index))
+            except SegmentGone as error:
+                if self._log.read() == index:
+                    raise
+                raise errors.TransientStorageError(
+                    f"another collector has shortened the log since it was read: {error}"
+                ) from error
         prefix, grace_ms = self._prefix, self._grace_ms
         made = plan(queued, page, own_ms=own_ms, data_path_prefix=prefix, grace_ms=grace_ms)
         markers = unlisted_markers(made, page, start_after, prefix)

@@ -350,14 +350,15 @@ class ReaderQueue:
             # Behind the manifest: what left it in between is in the index.
             index = self._log.need()
             self._checked_at = now
-        # Behind the index: of a reader that was deleted the position went first.
-        position = self._read_position()
-        if self.name not in index.readers:
-            index = self._register(position.next, again=True)
         unmoved = manifest.next_sequence - max(manifest.first_sequence, index.end)
         if unmoved > 2 * Log.most_entries and self._moves.is_due():
             # Seldom: where writers win each race, it takes as long as a change may.
             index = self._queue.shorten(lambda: self._log, manifest) or index
+        # Behind the index: of a reader that was deleted the position went first, and an index that
+        # is newer than the position may begin where another process of this name has read to.
+        position = self._read_position()
+        if self.name not in index.readers:
+            index = self._register(position.next, again=True)
         return self._seen(manifest, index, position)
 
     def claim_epoch(

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import CorruptData, DataLoss, Fenced, InvalidInput, QueueReset, outcomes
+from opendata_buffer import (
+    CorruptData,
+    DataLoss,
+    Fenced,
+    InvalidInput,
+    QueueReset,
+    TransientStorageError,
+    outcomes,
+)
 from opendata_buffer.admin.readers import readers_of
 from opendata_buffer.admin.target import Target
-from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log import Log, SegmentGone
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import reset_reader, unregister
 from tests.unit.queue.test_log import DAY_S, KEY, WEEK_MS, Counting, House, read, small
@@ -230,6 +238,48 @@ def test_a_reader_reads_a_manifest_that_it_cannot_make_shorter(
 
     house.store.put_if = put_if  # type: ignore[method-assign]
     assert read(reader) == [*range(61)]
+
+
+def test_a_reader_that_is_replaced_while_it_moves_entries_is_fenced_and_lost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House()
+    monkeypatch.setattr(Queue, "_move", lambda self, manifest: None)  # as a v1 producer
+    house.append(60)
+    running, shorten = house.reader("reader"), Queue.shorten
+    house.append(1)
+
+    def shorten_late(self: Queue, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        successor = house.reader("reader")
+        assert read(successor) == [*range(61)]
+        successor.close()
+        house.collect()
+        house.append(60)
+        return shorten(self, *arguments)
+
+    monkeypatch.setattr(Queue, "shorten", shorten_late)
+    with pytest.raises(Fenced):
+        running.next_descriptors(1)
+    assert house.index().floor == 61
+
+
+@pytest.mark.parametrize("another", [True, False])
+def test_a_collector_that_another_one_overtook_says_so_and_not_that_the_log_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, another: bool
+) -> None:
+    house = House()
+    house.append(60)
+
+    def part_is_gone(self: Log, index: object) -> None:
+        monkeypatch.undo()
+        if another:
+            assert read(house.reader("reader")) == [*range(60)]
+        raise SegmentGone("gone")
+
+    monkeypatch.setattr(Log, "oldest_name_ms", part_is_gone)
+    with pytest.raises(TransientStorageError if another else SegmentGone):
+        house.collector().run_once()
 
 
 def test_an_index_that_is_gone_is_told_from_a_queue_that_never_was_a_log() -> None:
