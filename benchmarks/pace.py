@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -11,10 +14,39 @@ from benchmarks.producers import paced
 from benchmarks.table import Row
 from opendata_buffer import Producer, ProducerConfig
 from opendata_buffer.config import StoreOptions
-from tests.http_scripts import RateProxy
+from tests.http_scripts import Asked, FaultProxy, Reply
 from tools.servers import FAKE_GCS
 
 EVERY_S = 1.0
+
+
+class RateProxy(FaultProxy):
+    """Lets one write to one object of GCS through in so many seconds, as Google does.
+
+    The others are answered with 429, and are not carried out.
+    """
+
+    def __init__(self, target: str, every_s: float) -> None:
+        super().__init__(target)
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._let_through: dict[str, float] = {}
+        self.refused: list[str] = []
+        """The names of objects whose writes were refused, in order."""
+
+    def answer(self, asked: Asked) -> Reply:
+        written = re.search(rb'"name": ("(?:[^"\\]|\\.)*")', asked.body[:2_000])
+        if asked.method != "POST" or written is None:
+            return self.passed_on(asked)
+        name = json.loads(written[1])
+        with self._lock:
+            now = time.monotonic()
+            if now - self._let_through.get(name, -self._every_s) < self._every_s:
+                self.refused.append(name)
+                error = {"code": 429, "errors": [{"reason": "rateLimitExceeded"}]}
+                return Reply(429, json.dumps({"error": error}).encode())
+            self._let_through[name] = now
+        return self.passed_on(asked)
 
 
 def durations(seconds: float, every_s: float, target: str) -> tuple[list[float], int]:

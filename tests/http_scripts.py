@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import json
-import re
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -137,32 +134,3 @@ class FaultProxy(_Server):
             and not (name.lower() == "content-length" and asked.method != "HEAD")
         }
         return Reply(answer.status, body, kept)
-
-
-class RateProxy(FaultProxy):
-    """Lets one write to one object of GCS through in so many seconds, as Google does.
-
-    The others are answered with 429, and are not carried out.
-    """
-
-    def __init__(self, target: str, every_s: float) -> None:
-        super().__init__(target)
-        self._every_s = every_s
-        self._lock = threading.Lock()
-        self._let_through: dict[str, float] = {}
-        self.refused: list[str] = []
-        """The names of objects whose writes were refused, in order."""
-
-    def answer(self, asked: Asked) -> Reply:
-        written = re.search(rb'"name": ("(?:[^"\\]|\\.)*")', asked.body[:2_000])
-        if asked.method != "POST" or written is None:
-            return self.passed_on(asked)
-        name = json.loads(written[1])
-        with self._lock:
-            now = time.monotonic()
-            if now - self._let_through.get(name, -self._every_s) < self._every_s:
-                self.refused.append(name)
-                error = {"code": 429, "errors": [{"reason": "rateLimitExceeded"}]}
-                return Reply(429, json.dumps({"error": error}).encode())
-            self._let_through[name] = now
-        return self.passed_on(asked)

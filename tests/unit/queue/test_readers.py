@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import (
-    CorruptData,
-    DataLoss,
-    Fenced,
-    InvalidInput,
-    QueueReset,
-    TransientStorageError,
-    outcomes,
-)
+from opendata_buffer import CorruptData, DataLoss, Fenced, InvalidInput, QueueReset, outcomes
 from opendata_buffer.admin.readers import readers_of
 from opendata_buffer.admin.target import Target
+from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.queue.log import Log, SegmentGone
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import reset_reader, unregister
