@@ -436,9 +436,8 @@ class GarbageCollector:
             except SegmentGone as error:
                 if self._log.read() == index:
                     raise
-                raise errors.TransientStorageError(
-                    f"another collector has shortened the log since it was read: {error}"
-                ) from error
+                why = "another collector has shortened the log since it was read: try again"
+                raise errors.TransientStorageError(why) from error
         prefix, grace_ms = self._prefix, self._grace_ms
         made = plan(queued, page, own_ms=own_ms, data_path_prefix=prefix, grace_ms=grace_ms)
         markers = unlisted_markers(made, page, start_after, prefix)

@@ -234,13 +234,17 @@ class CloudStore(ABC):
         """See :meth:`opendata_buffer.stores.Get.get`."""
         read = Read(key, self._full(key), if_changed, byte_range, max_bytes)
         check_range(byte_range)
-        found = self._repeated(partial(self._get, read), "read", read.name)
-        if found is None and if_changed is None:
-            raise TransientStorageError(
-                f"cannot read {key!r} in {self.url}: it was answered as not modified (304), "
-                "which was not asked. Check what answers at the endpoint (a cache?)."
-            )
-        return found
+
+        def once() -> Blob | None:
+            found = self._get(read)
+            if found is None and if_changed is None:
+                raise TransientStorageError(
+                    f"cannot read {key!r} in {self.url}: it was answered as not modified (304), "
+                    "which was not asked. Check what answers at the endpoint (a cache?)."
+                )
+            return found
+
+        return self._repeated(once, "read", read.name)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""

@@ -10,6 +10,7 @@ import pytest
 from opendata_buffer import CorruptData, DataLoss, Fenced, InvalidInput, QueueReset, outcomes
 from opendata_buffer.admin.readers import readers_of
 from opendata_buffer.admin.target import Target
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.queue.log import Log, SegmentGone
 from opendata_buffer.queue.queue import Queue
@@ -217,14 +218,21 @@ def test_the_consumer_of_a_deleted_reader_does_not_move_the_next_of_that_name() 
     assert read(house.reader("reader")) == [*range(30)]
 
 
+def behind_a_long_manifest(monkeypatch: pytest.MonkeyPatch) -> tuple[House, Consumer]:
+    """A reader of a log whose producers move nothing, as those of v1."""
+    house = House()
+    monkeypatch.setattr(Queue, "_move", lambda self, manifest: None)
+    house.append(60)
+    reader = house.reader("reader")
+    house.append(1)
+    return house, reader
+
+
 def test_a_reader_reads_a_manifest_that_it_cannot_make_shorter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house = House()
-    monkeypatch.setattr(Queue, "_move", lambda self, manifest: None)  # as a v1 producer
-    house.append(60)
-    reader, write = house.reader("reader"), house.store.put_if
-    house.append(1)
+    house, reader = behind_a_long_manifest(monkeypatch)
+    write = house.store.put_if
 
     def put_if(key: str, *rest: Any) -> Any:
         return outcomes.Conflict() if key == KEY else write(key, *rest)
@@ -236,11 +244,8 @@ def test_a_reader_reads_a_manifest_that_it_cannot_make_shorter(
 def test_a_reader_that_is_replaced_while_it_moves_entries_is_fenced_and_lost_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house = House()
-    monkeypatch.setattr(Queue, "_move", lambda self, manifest: None)  # as a v1 producer
-    house.append(60)
-    running, shorten = house.reader("reader"), Queue.shorten
-    house.append(1)
+    house, running = behind_a_long_manifest(monkeypatch)
+    shorten = Queue.shorten
 
     def shorten_late(self: Queue, *arguments: Any) -> Any:
         monkeypatch.undo()

@@ -151,10 +151,11 @@ def test_f36_an_object_that_never_has_its_checksum_is_corrupt(cloud: Cloud, scri
 
 
 def test_an_object_that_is_as_it_was_is_not_read(cloud: Cloud, script: Script) -> None:
-    store, _ = script(Reply(304))
+    store, server = script(Reply(304))
     assert store.get("k", if_changed=cloud.version) is None
     with pytest.raises(TransientStorageError, match="not modified"):
         store.get("k")
+    assert len(server.asked) >= 4, "an answer that was not asked for is asked again"
 
 
 def test_a_malformed_date_is_transient(cloud: Cloud, script: Script) -> None:
