@@ -114,10 +114,7 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
         assert acknowledged <= begin < end, "what was acknowledged has left the manifest"
         return entries[begin:end]
 
-    class Small(ReadCommitted):
-        pass
-
-    Small.buffer = buffer
+    Small = type("Small", (ReadCommitted,), {"buffer": buffer})  # noqa: N806  # a class
     rule, steady = Small("ingest"), ReadCommitted("ingest")
     filtered = TransactionFilter("ingest")
     delivered: list[int] = []

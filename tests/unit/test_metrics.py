@@ -70,7 +70,9 @@ with Consumer(config, store=store) as consumer:
     consumer.ack(batch.sequence)
 change_grace_period(store, config, runtime, 1)
 runtime.sleep(0.005)
-GarbageCollector(store, config).run_once()
+now_ms = runtime.now_ms()
+store._now_ms = runtime.now_ms = lambda: now_ms  # one clock, which the collector compares
+GarbageCollector(store, config, runtime=runtime).run_once()
 
 here, there = (Queue(store, config, runtime=runtime, role=role) for role in ("here", "there"))
 for queue in (here, there, here):
