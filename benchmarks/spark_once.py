@@ -12,7 +12,7 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,13 +32,15 @@ OBJECTS = 40
 """320 MiB."""
 
 WARM_UP = 1  # rounds that do not count
-ROUNDS = 5
-START_ROUNDS = 11
+ROUNDS = 11
 SHARE = 0.92
 START_S = 0.08
 
 Times = tuple[float, float]
 """Seconds of all ``addBatch``, and of the whole run."""
+
+Rounds = tuple[Sequence[float], Sequence[float]]
+"""The same, of each round."""
 
 
 def once_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
@@ -63,20 +65,19 @@ def start_row(spark: SparkSession, home: Path) -> Row:
     """A run over one record beside one of a source that hands over one row and does nothing else:
     what a query takes to start over ours, beyond what it takes over any Python source."""
     spark.dataSource.register(Ceiling)
-    (_, ours), (_, base), _ = _turns(spark, home / "once-one", [b"x" * 100], 1, START_ROUNDS)
+    (_, mine), (_, other), _ = _turns(spark, home / "once-one", [b"x" * 100], 1)
+    ours, base = statistics.median(mine), statistics.median(other)
     return Row(
         "start of a query / of one over a Python source with one row",
         f"{ours - base:+.3f} s",
         f"<= +{START_S:g} s",
         ours - base <= START_S,
-        f"{ours:.2f} against {base:.2f} s, availableNow, medians of {START_ROUNDS}",
+        f"{ours:.2f} against {base:.2f} s, availableNow, medians of {ROUNDS}",
     )
 
 
-def _turns(
-    spark: SparkSession, home: Path, records: list[bytes], objects: int, rounds: int = ROUNDS
-) -> list[Times]:
-    """Median times of our runs, and of those of the two yardsticks."""
+def _turns(spark: SparkSession, home: Path, records: list[bytes], objects: int) -> list[Rounds]:
+    """Times of our runs, and of those of the two yardsticks."""
     store = str(home / "store")
     queued = fill(open_store(store), records, objects)
     os.sync()  # or the disk writes what was queued while we measure
@@ -87,35 +88,37 @@ def _turns(
         "prebuilt": partial(ceiling_query, spark, size, rows),
         "copied": partial(ceiling_query, spark, size, rows, **read),
     }
-    medians = medians_of(ways, home, rounds)
+    found = rounds_of(ways, home)
     shutil.rmtree(home)
-    return list(medians.values())
+    return list(found.values())
 
 
-def medians_of(
-    ways: Mapping[str, Callable[[], DataFrame]], home: Path, rounds: int = ROUNDS
-) -> dict[str, Times]:
-    """Median times of each way, all of them in turns, in an order that changes."""
+def rounds_of(ways: Mapping[str, Callable[[], DataFrame]], home: Path) -> dict[str, Rounds]:
+    """Times of each way, all of them in turns, in an order that changes."""
     found: dict[str, list[Times]] = {name: [] for name in ways}
     order = random.Random(7)
-    for turn in range(WARM_UP + rounds):
+    for turn in range(WARM_UP + ROUNDS):
         for name in order.sample(list(ways), len(ways)):
             found[name].append(started(partial(query_times, ways[name], home, f"{turn}-{name}")))
-    counted = {name: [*zip(*times[WARM_UP:], strict=True)] for name, times in found.items()}
     return {
-        name: (statistics.median(tasks), statistics.median(whole))
-        for name, (tasks, whole) in counted.items()
+        name: ([each for each, _ in times[WARM_UP:]], [each for _, each in times[WARM_UP:]])
+        for name, times in found.items()
     }
 
 
-def share_row(name: str, mine: float, base: float, counts: bool, detail: str = "") -> Row:
+def share_row(
+    name: str, mine: Sequence[float], base: Sequence[float], counts: bool, detail: str = ""
+) -> Row:
     """A row of ours beside a yardstick, in seconds; held to the bar where it ``counts``."""
+    ours, yardstick = statistics.median(mine), statistics.median(base)
+    low, _, high = statistics.quantiles(b / m for b, m in zip(base, mine, strict=True))
     return Row(
         name,
-        f"{base / mine:.0%}",
+        f"{yardstick / ours:.0%}",
         f">= {SHARE:.0%}" if counts else "",
-        base / mine >= SHARE if counts else None,
-        f"{mine:.2f} against {base:.2f} s, medians of {ROUNDS}{detail}",
+        yardstick / ours >= SHARE if counts else None,
+        f"{ours:.2f} against {yardstick:.2f} s, medians of {ROUNDS}; the middle half of the rounds "
+        f"{low:.0%} to {high:.0%}{detail}",
     )
 
 

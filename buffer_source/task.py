@@ -90,16 +90,16 @@ def read_partition(
     """The rows of a task's batches, in order, while later ones are still being downloaded.
 
     Downloads run ahead within their budget; decoding does not: a worker holds that many stored
-    bytes, one batch more, decompressed if it was compressed, and :data:`ARRAY_BYTES` of its records
-    with a few pieces of their rows. Raises PoisonBatch for a batch that cannot be delivered, unless
-    the options say to go on without it; else as :meth:`.RowBuilder.pieces`.
+    bytes, one batch more, decompressed if it was compressed, and a few pieces of its rows. Raises
+    PoisonBatch for a batch that cannot be delivered, unless the options say to go on without it;
+    else as :meth:`.RowBuilder.pieces`.
     """
     # Spark makes up an input partition of its own where there is none to read.
     descriptors = partition.batches if isinstance(partition, TaskBatches) else ()
     if descriptors and options.acknowledge and (query := _query_id()):
         record_query_id(_options_of(options, descriptors[0]).queue, query, SystemRuntime())
     builder = RowBuilder(schema, options.values)
-    for batch, records in _readable(options, descriptors):
+    for batch, records in _readable(options, descriptors, builder.piece_bytes):
         try:
             yield from builder.pieces(records, batch.partition, batch.rows(records.count))
         except PoisonBatch as error:
@@ -109,7 +109,7 @@ def read_partition(
 
 
 def _readable(
-    options: SourceOptions, descriptors: Sequence[PartitionBatch]
+    options: SourceOptions, descriptors: Sequence[PartitionBatch], array_bytes: int
 ) -> Iterator[tuple[PartitionBatch, Records]]:
     """The batches that can be delivered, opened one after the other."""
     runtime = SystemRuntime()
@@ -156,7 +156,7 @@ def _readable(
                 if isinstance(fetched, PoisonBatch):
                     raise fetched
                 records = handles[batch.partition].records(
-                    fetched, ARRAY_BYTES, check_first=options.checks_whole_batch
+                    fetched, array_bytes, check_first=options.checks_whole_batch
                 )
             except PoisonBatch as error:
                 if not options.tolerates(error):
@@ -198,11 +198,6 @@ the worker and the JVM some work of its own, which large ones share among more r
 TYPED_PIECE_BYTES = 2 * MIB
 """The same where records are read into columns: what lies between the decoder's steps is then still
 in a processor's cache."""
-
-ARRAY_BYTES = 16 * MIB
-"""Bytes of values that are split into records at once, and then cut into record batches without a
-copy. Arrow reserves memory for as many bytes as are left of a batch, and copies what it has into
-less when it is done: of several arrays each would be copied twice."""
 
 PIECE_ROWS = 256 * 1024  # in one record batch at most; bounds the columns that are not values
 
@@ -316,7 +311,7 @@ class RowBuilder:
         }
         self._reads_metadata = "metadata" in own.values()
         self._reads_values = values is not None or "value" in own.values()
-        self._piece_bytes = piece_bytes or (PIECE_BYTES if values is None else TYPED_PIECE_BYTES)
+        self.piece_bytes = piece_bytes or (PIECE_BYTES if values is None else TYPED_PIECE_BYTES)
         self._piece_rows = piece_rows
 
     def pieces(
@@ -339,7 +334,7 @@ class RowBuilder:
             while begin < count:
                 end = min(count, begin + self._piece_rows)
                 if self._reads_metadata:
-                    end = runs.fit(first + begin, first + end, self._piece_bytes) - first
+                    end = runs.fit(first + begin, first + end, self.piece_bytes) - first
                 end = self._cut(values, begin, end)
                 cut = runs.cut(first + begin, first + end)
                 # In one expression: a piece in a variable would live until the next is made.
@@ -386,7 +381,7 @@ class RowBuilder:
             return limit
         offsets: memoryview[int] = memoryview(values.buffers()[1]).cast("i")
         at = values.offset
-        most = offsets[at + begin] + self._piece_bytes
+        most = offsets[at + begin] + self.piece_bytes
         if offsets[at + limit] <= most:
             return limit
         end: int = bisect_right(offsets, most, at + begin, at + limit) - 1 - at

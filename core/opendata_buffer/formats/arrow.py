@@ -8,6 +8,7 @@ page of BYTE_ARRAY values: length-prefixed bytes, back to back. The reader only 
 before the block and a footer behind it, in Thrift's compact protocol. The file has one required
 column ``v`` in one row group with one page (parquet.thrift):
 ``PAR1 | page header | block | file metadata | u32 size of the metadata | PAR1``.
+Any part of a block that begins with a record makes such a file, too.
 
 ``pyarrow.compute`` and ``pyarrow.parquet`` are imported by the functions that need them: they take
 40 ms, and a Spark process that plans a query encodes and decodes nothing.
@@ -17,11 +18,10 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any
 
 import pyarrow as pa
 
@@ -262,8 +262,9 @@ def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTE
     Raises ``CorruptBatch``, and nothing else, where the object breaks the format or its
     decompressed record block exceeds ``max_bytes``.
     """
-    arrays = list(open_arrow(data, max_bytes).whole())
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+    block = open_arrow(data, max_bytes)
+    (array,) = block.pieces(block.size)
+    return array
 
 
 def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
@@ -298,70 +299,82 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
         frames = zstd.plan_frames(stored, max_bytes)
         most = min(sum(frame.most for frame in frames), max_bytes)
         file = pa.allocate_buffer(HEAD_SIZE + most + TAIL_SIZE)
-        view = memoryview(file).cast("B")
-        size = end = zstd.decompress_into(frames, view[HEAD_SIZE : HEAD_SIZE + most + 1], max_bytes)
+        room = memoryview(file).cast("B")[HEAD_SIZE : HEAD_SIZE + most + 1]
+        size = zstd.decompress_into(frames, room, max_bytes)
         check_block(size, footer, max_bytes)
     else:
-        size, end = len(stored), len(whole)
+        size = len(stored)
         check_block(size, footer, max_bytes)
         if not isinstance(data, ReadBuffer):
             data = ReadBuffer()
-            data.allocate(end)[:] = whole
+            data.allocate(len(whole))[:] = whole
         file = data.file
-        view = memoryview(file).cast("B")
-    # The same bytes every time: a buffer may be decoded twice, and by two threads.
-    view[:HEAD_SIZE] = head(size, footer.record_count)
-    file_tail = tail(size, footer.record_count)
-    end += HEAD_SIZE
-    view[end : end + len(file_tail)] = file_tail
-    return ArrowBlock(footer, size, file=file.slice(0, end + len(file_tail)))
+    return ArrowBlock(footer, size, file=file)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowBlock:
-    """The record block of a batch that was opened, of ``size`` bytes: as a Parquet ``file``, or the
-    ``block`` itself where splitting it in Python is faster."""
+    """The record block of a batch that was opened, of ``size`` bytes: in a ``file`` with room as in
+    a :class:`ReadBuffer`, or the ``block`` itself where splitting it in Python is faster."""
 
     footer: BatchFooter
     size: int
     file: pa.Buffer | None = None
     block: bytes | memoryview = b""
 
-    def whole(self) -> Iterator[pa.Array]:
-        """All records, in one array of type ``binary``; only raises ``CorruptBatch``."""
-        return self._arrays(lambda reader: reader.read(use_threads=False).column(0).chunks)
-
-    def pieces(self, piece_bytes: int) -> Iterator[pa.Array]:
-        """All records, in order, in arrays of about so many bytes if records are alike; each is
-        made when it is asked for. ``CorruptBatch`` may follow after good arrays."""
-        rows = max(1, self.footer.record_count * piece_bytes // max(1, self.size))
-        return self._arrays(
-            lambda reader: (
-                batch.column(0) for batch in reader.iter_batches(rows, use_threads=False)
-            )
-        )
-
-    def _arrays(self, read: Callable[[Any], Iterable[pa.Array]]) -> Iterator[pa.Array]:
+    def pieces(self, array_bytes: int) -> Iterator[pa.Array]:
+        """All records, in order, in arrays of about so many bytes; each is made when it is asked
+        for, by one thread at a time. ``CorruptBatch`` may follow after good arrays."""
         count = self.footer.record_count
         if self.file is None:
             yield _array_of(split_records(self.block, count))
             return
-        import pyarrow.parquet as pq  # 40 ms: see the top
-
-        rows = size = 0
+        rows = end = 0
         try:
-            for values in read(pq.ParquetFile(pa.BufferReader(self.file), pre_buffer=False)):
+            while rows < count:
+                arrays = max(1, -(-(self.size - end) // array_bytes))
+                wanted = -(-(count - rows) // arrays)
+                most = self.size if arrays == 1 else array_bytes * 9 // 8  # records differ
+                values = self._split(self.file, end, wanted, most)
                 rows += len(values)
-                size += _value_bytes(values)
+                end += _value_bytes(values) + 4 * len(values)
                 yield values
                 del values  # its memory is to be free when the next one is made
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise CorruptBatch(
                 f"block of {self.size} bytes does not hold {count} length-prefixed records: {error}"
             ) from error
-        # failure F20: every record was read and every byte belongs to one, or the footer is wrong.
-        if size + 4 * count != self.size or rows != count:
+        # failure F20: every byte belongs to a record, or the footer is wrong.
+        if end != self.size:
             raise CorruptBatch(
-                f"block of {self.size} bytes is {rows} records with {size} bytes, the footer "
-                f"counts {count}: {self.size - size - 4 * rows} bytes belong to no record"
+                f"block of {self.size} bytes is {rows} records with {end - 4 * rows} bytes, the "
+                f"footer counts {count}: {self.size - end} bytes belong to no record"
             )
+
+    def _split(self, file: pa.Buffer, begin: int, rows: int, most: int) -> pa.Array:
+        """So many records from byte ``begin`` of the block on, as a Parquet file of their own.
+
+        Arrow reserves memory for all bytes of a page, whose records may end before it does: so it
+        begins with ``most`` bytes, and twice as many where they are too few. Its head takes the
+        place of bytes before it meanwhile; the bytes between page and tail are not read.
+        """
+        import pyarrow.parquet as pq  # 40 ms: see the top
+
+        memory = memoryview(file).cast("B")
+        before = slice(begin, begin + HEAD_SIZE)
+        kept = bytes(memory[before])
+        while True:
+            size = min(most, self.size - begin)
+            # Of the whole block the same bytes every time: two threads may decode it.
+            memory[before], memory[-TAIL_SIZE:] = head(size, rows), tail(size, rows)
+            try:
+                part = pa.BufferReader(file.slice(begin))
+                table = pq.ParquetFile(part, pre_buffer=False).read(use_threads=False)
+                return table.column(0).chunk(0)
+            except (pa.ArrowException, OSError):
+                if size == self.size - begin:
+                    raise
+                most *= 2
+            finally:
+                if begin:
+                    memory[before] = kept

@@ -52,9 +52,11 @@ def test_a_batch_carries_its_records_and_its_descriptor() -> None:
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-@pytest.mark.parametrize("size", [8, 5000])
-def test_records_come_array_by_array(tmp_path: Path, compression: Compression, size: int) -> None:
-    records = [bytes([n % 251]) * size for n in range(1000)]
+@pytest.mark.parametrize("sizes", [[8] * 1000, [5000] * 1000, [8] * 5 + [5000] * 95 + [8] * 900])
+def test_records_come_array_by_array(
+    tmp_path: Path, compression: Compression, sizes: list[int]
+) -> None:
+    records = [bytes([n % 251]) * size for n, size in enumerate(sizes)]
     data = encode_batch(records, compression)
     stores: list[Store] = [_store(data), LocalStore(tmp_path)]
     stores[1].put(LOCATION, data)
@@ -64,11 +66,12 @@ def test_records_come_array_by_array(tmp_path: Path, compression: Compression, s
         assert bytes(stored.data if isinstance(stored, ReadBuffer) else stored) == data
         assert pooled.nbytes == len(data)
         for _ in range(2):  # it may be opened again
-            found = _handle(store, 1 << 23).records(pooled, 100 * (size + 4))
+            found = _handle(store, 1 << 23).records(pooled, sum(sizes) // 10 + 400)
             assert (found.count, found.sequence, found.location) == (1000, 7, LOCATION)
             assert found.metadata == META
             arrays = list(found.arrays)
-            assert [len(array) for array in arrays] == [100] * 10
+            alike = sizes[-1] == sizes[5]
+            assert [len(array) for array in arrays] == [100] * 10 or (not alike and len(arrays) > 1)
             assert pa.concat_arrays(arrays).to_pylist() == records
 
 
