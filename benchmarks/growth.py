@@ -62,6 +62,7 @@ IN_LOG = (16_000, 64_000, 256_000, 1_024_000)
 PARTITIONS = (4, 16, 64, 256)
 OF_EACH = 10  # batches that wait in a partition
 OBJECTS = (1_000, 4_000, 16_000, 64_000)
+CYCLES = 5
 AGES = (1_000, 10_000, 100_000, 1_000_000)
 EVERY_S = 10.0  # of a query's life, for a micro-batch
 PER_APP = 50_000  # micro-batches, after which another query writes
@@ -375,9 +376,12 @@ def collector() -> Iterator[Row]:
     for where in ("object storage", "a directory"):
         times, requests = dict[int, float](), dict[int, float]()
         for count in OBJECTS:
-            with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
-                inner = ListingStore() if where == "object storage" else LocalStore(folder)
-                times[count], requests[count] = cycle(inner, count)
+            found = list[tuple[float, float]]()
+            for _ in range(CYCLES):
+                with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+                    inner = ListingStore() if where == "object storage" else LocalStore(folder)
+                    found.append(cycle(inner, count))
+            times[count], requests[count] = sorted(found)[CYCLES // 2]
         yield line(f"a cycle of the collector over {where}, by objects", times, "s")
         yield line(f"its requests, over {where}", requests, "requests")
 

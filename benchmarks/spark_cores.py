@@ -22,7 +22,7 @@ from benchmarks.ceiling import Ceiling
 from benchmarks.queues import queue_all, records_of
 from benchmarks.reading import apart
 from benchmarks.spark import session
-from benchmarks.spark_once import MIB, ceiling_query, rounds_of, our_query, share_row
+from benchmarks.spark_once import MIB, ceiling_query, our_query, rounds_of, share_row
 from benchmarks.table import Row
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.stores.open import open_store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TypeAlias
 
 MIB = 1024 * 1024
@@ -9,3 +10,11 @@ MIB = 1024 * 1024
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 """Types that are accepted where bytes are read."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, for the next large object: once a large block was
+    freed, glibc keeps up to twice as much. This one is never touched, so it takes no memory itself.
+    The page faults of fresh memory take longer than to fill it."""
+    bytes(16 * MIB)

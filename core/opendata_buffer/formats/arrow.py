@@ -20,13 +20,12 @@ import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 
 import pyarrow as pa
 
 from opendata_buffer.errors import CorruptBatch, InvalidInput
-from opendata_buffer.formats import MIB, BytesLike, zstd
+from opendata_buffer.formats import BytesLike, keep_freed_memory, zstd
 from opendata_buffer.formats.batch import (
     DEFAULT_MAX_BYTES,
     FOOTER_SIZE,
@@ -143,8 +142,6 @@ _FEW_RECORDS = 256
 MANY_RECORDS = 1024
 """From this many records on, joining Python bytes in Arrow, and making them of its arrays, is
 faster than a Python loop, and lets other threads run."""
-
-_FREED_ONCE = 16 * MIB
 
 _TEXT_OR_BYTES = (
     pa.types.is_binary,
@@ -272,17 +269,9 @@ def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BY
     view = data.data if isinstance(data, ReadBuffer) else data
     if parse_footer(view).record_count < MANY_RECORDS or max_bytes > MAX_BLOCK_BYTES:
         return decode_batch(view, max_bytes)
-    _keep_freed_memory()
+    keep_freed_memory()
     records: list[bytes] = decode_arrow(data, max_bytes).to_pylist()
     return records
-
-
-@cache
-def _keep_freed_memory() -> None:
-    """Let the C library keep what a dropped list of records leaves, for the next list: once a large
-    block was freed, glibc keeps up to twice as much. This one is never touched, so it takes no
-    memory itself. Otherwise page faults cost 0.26 µs for each record of 1,000 bytes."""
-    bytes(_FREED_ONCE)
 
 
 def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> ArrowBlock:

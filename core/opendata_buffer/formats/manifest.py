@@ -24,7 +24,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
-from opendata_buffer.formats import BytesLike
+from opendata_buffer.formats import MIB, BytesLike, keep_freed_memory
 from opendata_buffer.formats.batch import MAX_LOCATION_BYTES, location_timestamp_ms
 
 VERSION = 1
@@ -439,6 +439,8 @@ class Manifest:
         self, body: Sequence[BytesLike], footer: Footer, starts: Sequence[int] = ()
     ) -> Manifest:
         """What follows this one: other entries, of which the first stand at ``starts``."""
+        if len(self.raw) > MIB:
+            keep_freed_memory()
         return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._name)
 
     def _bounds(self) -> Sequence[int]:

@@ -27,6 +27,7 @@ from buffer_source.stream_reader import (
 )
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Fenced, InvalidInput
+from opendata_buffer.formats import keep_freed_memory
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.producer import Producer
 
@@ -86,6 +87,7 @@ def test_planning_holds_a_long_manifest_three_times_at_most(tmp_path: Path) -> N
     long = waiting.append([NewEntry(entry.location, entry.metadata)] * 50_000)
     path.write_bytes(long.raw)
     driver = reader(tmp_path, maxBatchesPerTrigger="10")
+    keep_freed_memory()  # Reserves 16 MiB once, and touches none of it.
     tracemalloc.start()
     try:
         end = driver.latestOffset(driver.initialOffset(), driver.getDefaultReadLimit())
