@@ -115,9 +115,10 @@ def opendata(flush_ms: int, seconds: float = SECONDS, warm_s: float = WARM_S) ->
             before = Counter(store.operations)
             handle, unacknowledged = consumer.fetch_handle(), 0
             while len(ages) < calls:
+                polled = time.monotonic()
                 descriptors = consumer.next_descriptors(1_000)
                 if not descriptors:
-                    time.sleep(POLL_S)
+                    time.sleep(max(0.0, polled + POLL_S - time.monotonic()))
                     continue
                 for batch in fetch_many(handle.fetch, descriptors):
                     assert len(batch.entries) % RECORDS == 0
