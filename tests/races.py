@@ -9,12 +9,7 @@ import time
 from typing import Protocol
 
 from opendata_buffer import outcomes
-from opendata_buffer.stores.base import (
-    Blob,
-    ConditionalPut,
-    Get,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Blob, ConditionalPut, Get, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 
 WRITERS = 8

@@ -232,9 +232,7 @@ write_repeats_dropped = _counter(
 # Broker, in the process that serves
 broker_clients = _watched("broker_clients", "{client}", "Connections of producers and workers.")
 broker_waiting_entries = _watched(
-    "broker_waiting_entries",
-    "{entry}",
-    "Queue entries that wait for the broker's next write.",
+    "broker_waiting_entries", "{entry}", "Queue entries that wait for the broker's next write."
 )
 broker_commits = _counter("broker_commits", "{commit}", "Groups the broker appended, a write each.")
 broker_entries_appended = _counter(

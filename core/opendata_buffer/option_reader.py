@@ -180,6 +180,6 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
         store=store,
         data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,
         store_options=StoreOptions(
-            **{name: reader.text(option) for option, name in _STORE_TEXTS.items()},  # type: ignore[arg-type]
+            **{name: reader.text(option) for option, name in _STORE_TEXTS.items()}  # type: ignore[arg-type]
         ),
     )

@@ -26,15 +26,7 @@ from opendata_buffer.formats.batch import is_confined, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.cas import Sidecar, SidecarFields, read_sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
-from opendata_buffer.stores.base import (
-    Blob,
-    Get,
-    List,
-    Put,
-    Store,
-    WrongChecksum,
-    read_bytes,
-)
+from opendata_buffer.stores.base import Blob, Get, List, Put, Store, WrongChecksum, read_bytes
 
 FOLDER = "_quarantine"
 MAX_OBJECT_BYTES = 1 << 30

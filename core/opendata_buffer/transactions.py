@@ -368,11 +368,7 @@ class OwnedRecord:
         return record is None or batch <= record.batch + 1 or self.is_owned()
 
     def decide(
-        self,
-        batch: int,
-        producer: str,
-        intents: Mapping[str, int],
-        positions: Mapping[str, str],
+        self, batch: int, producer: str, intents: Mapping[str, int], positions: Mapping[str, str]
     ) -> outcomes.Outcome[CommitRecord | None]:
         """Write a batch into the record, which commits it; see :meth:`verdict`."""
 

@@ -41,9 +41,7 @@ def writes(proxy: FaultProxy) -> int:
     return sum(each.method in ("PUT", "POST") for each in proxy.asked)
 
 
-def test_f1_it_is_sent_once_and_its_outcome_is_unknown(
-    proxied: tuple[Store, FaultProxy],
-) -> None:
+def test_f1_it_is_sent_once_and_its_outcome_is_unknown(proxied: tuple[Store, FaultProxy]) -> None:
     store, proxy = proxied
     proxy.lose("PUT", "POST")
     assert isinstance(store.put_if("m", b"1", None), outcomes.Unknown)

@@ -24,12 +24,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from opendata_buffer.broker.client import ChannelClosed, DiscoveryRecord, Lease
 from opendata_buffer.broker.network import MAX_CLIENTS, WebSocketNetwork
-from opendata_buffer.broker.protocol import (
-    VALID_MS,
-    ClientEnd,
-    append_body,
-    write_proof_folder,
-)
+from opendata_buffer.broker.protocol import VALID_MS, ClientEnd, append_body, write_proof_folder
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -337,9 +332,7 @@ class Client:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory in /proc")
-def test_as_many_clients_as_a_broker_takes_are_served_beside_surplus_ones(
-    tmp_path: Path,
-) -> None:
+def test_as_many_clients_as_a_broker_takes_are_served_beside_surplus_ones(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < 2 * CLIENTS:
         pytest.skip(f"needs ulimit -n {2 * CLIENTS}, and {most} is the most here")

@@ -116,9 +116,7 @@ def read_all(rule: ReadCommitted, locations: dict[int, str]) -> set[str]:
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "without its footer"])
-def test_a_rebuild_loses_nothing_delivers_nothing_wrong_and_blocks_no_reader(
-    damage: str,
-) -> None:
+def test_a_rebuild_loses_nothing_delivers_nothing_wrong_and_blocks_no_reader(damage: str) -> None:
     rebuilt = 0
     for seed in range(SEEDS):
         history = History(seed)

@@ -112,11 +112,7 @@ class Scene:
 
     def config(self, made: type, **fields: Any) -> Any:
         fields |= {"timeout_ms": self.grace_ms // 2, "backoff_base_ms": 2}
-        fields |= {
-            "store": self.url,
-            "store_options": self.options,
-            "backoff_max_ms": 50,
-        }
+        fields |= {"store": self.url, "store_options": self.options, "backoff_max_ms": 50}
         return tuned(made, **fields)
 
     def producing(self) -> odb.ProducerConfig:

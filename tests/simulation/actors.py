@@ -170,13 +170,7 @@ class SinkDriver:
     SIZE = 2
 
     def __init__(
-        self,
-        world: World,
-        name: str,
-        batches: int,
-        *,
-        most_uploads: int = 3,
-        slow_s: float = 0,
+        self, world: World, name: str, batches: int, *, most_uploads: int = 3, slow_s: float = 0
     ) -> None:
         self._world = world
         self.name = name
@@ -203,10 +197,7 @@ class SinkDriver:
 
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life; a failed commit makes it start the query again."""
-        options = SinkOptions(
-            queue=config,
-            max_write_duration_ms=int(self._world.write_s * 1000),
-        )
+        options = SinkOptions(queue=config, max_write_duration_ms=int(self._world.write_s * 1000))
         committer = QueueCommitter(node.store, options, node.runtime)
         while not self.done:
             try:

@@ -340,8 +340,7 @@ class Follower:
         while True:
             try:
                 position = self._world.patiently(
-                    node,
-                    lambda to=sequence: self._world.set_reader(node, self.name, to),
+                    node, lambda to=sequence: self._world.set_reader(node, self.name, to)
                 )
                 break
             except (InvalidInput, DataLoss) as error:

@@ -241,9 +241,7 @@ def once(kill_at: int | None, kinds: tuple[str, str]) -> int:
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-to-".join)
-def test_killed_between_any_two_steps_each_record_is_processed_once(
-    kinds: tuple[str, str],
-) -> None:
+def test_killed_between_any_two_steps_each_record_is_processed_once(kinds: tuple[str, str]) -> None:
     points = once(None, kinds)
     assert points > 10
     for kill_at in range(points):

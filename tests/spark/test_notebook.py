@@ -43,9 +43,7 @@ def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs_and_every_reading_arrives(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_quickstart_runs_and_every_reading_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     # As where an environment is not activated: its commands are not on the PATH.
     path = [each for each in os.environ["PATH"].split(os.pathsep) if ".venv" not in each]
     monkeypatch.setenv("PATH", os.pathsep.join(path))

@@ -14,13 +14,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import CorruptManifest
 from opendata_buffer.formats.batch import Transaction, decode_batch, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, check_transition
-from opendata_buffer.stores.base import (
-    Blob,
-    DeleteFailure,
-    Listing,
-    PutOutcome,
-    Store,
-)
+from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome, Store
 from tests.support.simulation import Simulation
 
 

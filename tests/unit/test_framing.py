@@ -71,12 +71,7 @@ def test_bytes_on_the_wire() -> None:
 
 @pytest.mark.parametrize(
     ("name", "record"),
-    [
-        ("ndjson", b"no json"),
-        ("ndjson", b'{"a":\n1}'),
-        ("ndjson", b""),
-        ("ndjson", b"1\r"),
-    ],
+    [("ndjson", b"no json"), ("ndjson", b'{"a":\n1}'), ("ndjson", b""), ("ndjson", b"1\r")],
 )
 def test_a_record_that_would_come_back_as_another_is_not_written(name: str, record: bytes) -> None:
     good = VALUES[name][0]
@@ -186,8 +181,7 @@ def test_garbage_longer_than_one_read_is_reported_and_the_next_frame_found() -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "prefix", "at"),
-    [("length", b"", 8), ("protobuf-fixed", b"\x66\x33\x93\x36", 12)],
+    ("name", "prefix", "at"), [("length", b"", 8), ("protobuf-fixed", b"\x66\x33\x93\x36", 12)]
 )
 def test_a_broken_record_with_a_prefix_is_named_behind_those_before_it(
     name: str, prefix: bytes, at: int

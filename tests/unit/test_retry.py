@@ -104,11 +104,7 @@ def test_a_function_is_called_before_each_pause() -> None:
 def test_a_queues_settings_make_a_policy() -> None:
     runtime = Always(0.5)
     config = tuned(
-        QueueConfig,
-        store="memory://q",
-        backoff_base_ms=100,
-        backoff_max_ms=300,
-        timeout_ms=1_000,
+        QueueConfig, store="memory://q", backoff_base_ms=100, backoff_max_ms=300, timeout_ms=1_000
     )
     assert config.retries(runtime)(Failing(3, TransientStorageError)) == 4
     assert runtime.slept == pytest.approx([0.05, 0.1, 0.15])

@@ -32,8 +32,7 @@ JSON_SCHEMA = pa.schema(
         "o": pa.struct({"x": pa.int32(), "day": pa.date32()}),
         "os": pa.list_(
             pa.field(
-                "element",
-                pa.struct({"at": pa.timestamp("us", "UTC"), "n": pa.decimal128(3, 1)}),
+                "element", pa.struct({"at": pa.timestamp("us", "UTC"), "n": pa.decimal128(3, 1)})
             )
         ),
         "_corrupt_record": pa.string(),

@@ -19,23 +19,12 @@ from functools import partial
 
 from opendata_buffer import errors
 from opendata_buffer.broker.broker import find_earlier_attempt
-from opendata_buffer.broker.client import (
-    ChannelClosed,
-    Connection,
-    DiscoveryRecord,
-    Lease,
-    Lost,
-)
+from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRecord, Lease, Lost
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import (
-    Committer,
-    committer_key,
-    share,
-    shared_committer,
-)
+from opendata_buffer.producer.group_commit import Committer, committer_key, share, shared_committer
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import WARN_S, Queue

@@ -71,12 +71,7 @@ class DispatchRound:
     many ``lapsed``.
     """
 
-    def __init__(
-        self,
-        term: DispatcherTerm,
-        ended_before: Mapping[int, str],
-        now: float,
-    ) -> None:
+    def __init__(self, term: DispatcherTerm, ended_before: Mapping[int, str], now: float) -> None:
         self._term = term
         self._ended_before = ended_before
         self._now = now

@@ -411,11 +411,7 @@ class Sender:
     """
 
     def __init__(
-        self,
-        config: ProducerConfig,
-        store: Store,
-        runtime: Runtime,
-        open_committer: OpenCommitter,
+        self, config: ProducerConfig, store: Store, runtime: Runtime, open_committer: OpenCommitter
     ) -> None:
         self._config = config
         self._open_committer = open_committer

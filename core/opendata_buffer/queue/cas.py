@@ -33,13 +33,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, overload
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime, deadline, remaining
-from opendata_buffer.stores.base import (
-    Blob,
-    ConditionalPut,
-    Get,
-    Put,
-    read_bytes,
-)
+from opendata_buffer.stores.base import Blob, ConditionalPut, Get, Put, read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -343,9 +337,7 @@ class _Missing(errors.OpenDataBufferError):
     """The object vanished. Never leaves this module."""
 
 
-def _pause_after(
-    conflict: Callable[[], float | None],
-) -> Callable[[BaseException], float | None]:
+def _pause_after(conflict: Callable[[], float | None]) -> Callable[[BaseException], float | None]:
     return lambda error: conflict() if isinstance(error, _LostRace) else None
 
 

@@ -30,13 +30,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import name_time_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.messages import undecided
-from opendata_buffer.queue.cas import (
-    LARGEST,
-    CasStore,
-    Sidecar,
-    SidecarFields,
-    is_number,
-)
+from opendata_buffer.queue.cas import LARGEST, CasStore, Sidecar, SidecarFields, is_number
 from opendata_buffer.queue.ownership import check_owner, owner_key, queue_hint
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import read_bytes

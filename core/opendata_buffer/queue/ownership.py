@@ -32,11 +32,7 @@ from functools import lru_cache
 from typing import Any
 
 from opendata_buffer import errors, outcomes
-from opendata_buffer.config import (
-    DEFAULT_DATA_PATH_PREFIX,
-    DEFAULT_GRACE_PERIOD_MS,
-    QueueConfig,
-)
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, DEFAULT_GRACE_PERIOD_MS, QueueConfig
 from opendata_buffer.formats.batch import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
@@ -617,12 +613,7 @@ def vanished(config: QueueConfig, url: str) -> errors.QueueReset:
 
 
 def check_resume(
-    now: Manifest | None,
-    last_acked: int,
-    config: QueueConfig,
-    url: str,
-    *,
-    allow_data_loss: bool,
+    now: Manifest | None, last_acked: int, config: QueueConfig, url: str, *, allow_data_loss: bool
 ) -> None:
     """Refuse to resume after a batch: ``QueueReset`` where the queue is not there or ends before it
     (failure F27), ``DataLoss`` where later ones were dequeued and that is not allowed."""

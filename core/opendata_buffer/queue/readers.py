@@ -403,11 +403,7 @@ class ReaderQueue:
         return position
 
     def _take(
-        self,
-        index: LogIndex,
-        given: int | None,
-        allow_data_loss: bool,
-        process: int | None = None,
+        self, index: LogIndex, given: int | None, allow_data_loss: bool, process: int | None = None
     ) -> ReaderPosition:
         """Write the position with the next epoch, of this process or of none (0)."""
 

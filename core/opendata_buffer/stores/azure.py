@@ -23,13 +23,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import (
-    Blob,
-    DeleteFailure,
-    Listing,
-    ObjectInfo,
-    check_size,
-)
+from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, ObjectInfo, check_size
 from opendata_buffer.stores.clients import (
     AZURE_ENVIRONMENT,
     ProcessClient,

@@ -26,11 +26,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.runtime import Retries
-from opendata_buffer.stores.base import (
-    Blob,
-    DeleteFailure,
-    ObjectInfo,
-)
+from opendata_buffer.stores.base import Blob, DeleteFailure, ObjectInfo
 from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient, load, service_credential
 from opendata_buffer.stores.http import (
     MAX_ERROR_BYTES,
@@ -383,8 +379,7 @@ class GcsClient:
             body=body,
             headers={**(headers or {}), "Accept-Encoding": "identity"},
             timeout=urllib3.Timeout(
-                connect=self._options.connect_timeout_ms / 1000,
-                read=read_timeout_s(self._options),
+                connect=self._options.connect_timeout_ms / 1000, read=read_timeout_s(self._options)
             ),
             retries=False,
             redirect=False,

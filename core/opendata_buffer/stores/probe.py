@@ -15,14 +15,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
 from opendata_buffer.formats.batch import MAX_KEY_BYTES
 from opendata_buffer.runtime import Retries, Runtime, deadline, in_parallel
-from opendata_buffer.stores.base import (
-    Blob,
-    ConditionalPut,
-    Delete,
-    DeleteFailure,
-    Get,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Blob, ConditionalPut, Delete, DeleteFailure, Get, PutOutcome
 
 log = logging.getLogger(__name__)
 

@@ -42,11 +42,7 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.runtime import Retries
-from opendata_buffer.stores.base import (
-    Blob,
-    DeleteFailure,
-    ObjectInfo,
-)
+from opendata_buffer.stores.base import Blob, DeleteFailure, ObjectInfo
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient, service_credential
 from opendata_buffer.stores.http import (
     GARBLED,

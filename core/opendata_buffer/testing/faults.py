@@ -18,13 +18,7 @@ from dataclasses import dataclass, fields
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import (
-    Blob,
-    DeleteFailure,
-    Listing,
-    PutOutcome,
-    Store,
-)
+from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome, Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,10 +38,7 @@ def test_every_record_once_after_kills_of_workers(java: str, tmp_path: Path) -> 
         produce(stream.store, batches)
     # A task may fail eight times; a query whose planning process dies is started again.
     job = Job(streams, java, master="local[2,8]", restarts=40)
-    with (
-        closing(Fleet(job, tmp_path, ahead=False)) as fleet,
-        seeded("CHAOS_SEED") as rng,
-    ):
+    with closing(Fleet(job, tmp_path, ahead=False)) as fleet, seeded("CHAOS_SEED") as rng:
         driver = fleet.go("drain")
         # Not while Spark searches for formats, which it does once: it would not find this one.
         wait_for(lambda: driver.ended() or parquet.planned() >= 0, "the first micro-batch")

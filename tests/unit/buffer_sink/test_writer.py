@@ -16,13 +16,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from buffer_sink import writer as module
 from buffer_sink.committer import UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.writer import (
-    TaskUploads,
-    WritePlan,
-    WriteTask,
-    batch_writer,
-    stream_writer,
-)
+from buffer_sink.writer import TaskUploads, WritePlan, WriteTask, batch_writer, stream_writer
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, decode_batch

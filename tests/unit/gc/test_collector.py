@@ -133,10 +133,7 @@ def test_f4_without_a_manifest_nothing_is_deleted() -> None:
     ("manifest", "says"),
     [
         (Manifest.empty().with_epoch(3), "went backwards: next sequence 1 -> 0"),
-        (
-            Manifest.starting_at(1, 4),
-            "collector ends: consumer with epoch 3 was fenced by epoch 4",
-        ),
+        (Manifest.starting_at(1, 4), "collector ends: consumer with epoch 3 was fenced by epoch 4"),
     ],
 )
 def test_f4_f9_a_manifest_that_went_backwards_or_a_fence_ends_the_loop(
@@ -272,9 +269,7 @@ def test_failed_deletes_are_reported_and_tried_again() -> None:
     assert queue.collector().run_once().deleted == 1
 
 
-def test_the_loop_runs_every_interval_and_survives_errors(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_loop_runs_every_interval_and_survives_errors(caplog: pytest.LogCaptureFixture) -> None:
     class Flaky(MemoryStore):
         errors: list[Exception] = []  # noqa: RUF012
 

@@ -43,9 +43,7 @@ def encode(numbers: Numbers) -> bytes:
 
 
 def register(
-    store: ScriptedStore,
-    *,
-    check_read: Callable[[Numbers, Numbers], None] | None = None,
+    store: ScriptedStore, *, check_read: Callable[[Numbers, Numbers], None] | None = None
 ) -> CasObject[Numbers]:
     return CasObject(
         store,

@@ -135,9 +135,7 @@ class Refusing(MemoryStore):
 
 
 @pytest.mark.parametrize("answer", [PermanentStorageError("no"), outcomes.Unknown("lost")])
-def test_a_consumer_reads_when_its_note_cannot_be_written(
-    answer: Exception | PutOutcome,
-) -> None:
+def test_a_consumer_reads_when_its_note_cannot_be_written(answer: Exception | PutOutcome) -> None:
     store, runtime = Refusing(answer), ManualRuntime()
     began = runtime.monotonic()
     with Consumer(CONFIG, store=store, runtime=runtime) as consumer:

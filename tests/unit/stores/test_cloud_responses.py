@@ -311,16 +311,9 @@ def test_every_call_on_a_silent_store_ends_at_its_deadline(cloud: Cloud) -> None
         # Long after the limit below a request would end by itself.
         options = StoreOptions(endpoint_url=f"{url}{cloud.path}", read_timeout_ms=600_000)
         store = cloud.store("bucket", options=options)
-        for call in (
-            lambda: store.get("k"),
-            lambda: store.put("k", b""),
-            lambda: store.list(""),
-        ):
+        for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
             began = time.monotonic()
-            with (
-                deadline(runtime, 0.2),
-                pytest.raises(TransientStorageError, match=f"at {url}"),
-            ):
+            with deadline(runtime, 0.2), pytest.raises(TransientStorageError, match=f"at {url}"):
                 call()
             assert time.monotonic() - began < 120
         with deadline(runtime, 0.2):

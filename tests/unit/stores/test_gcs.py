@@ -85,9 +85,7 @@ def test_one_that_is_refused_for_its_rate_for_long_is_given_up(script: Script) -
     assert 4.5 <= sum(pauses) <= 5.5
 
 
-def test_a_server_that_ignores_conditions_and_ranges_of_reads_is_understood(
-    script: Script,
-) -> None:
+def test_a_server_that_ignores_conditions_and_ranges_of_reads_is_understood(script: Script) -> None:
     store, _ = script(FOUND)
     assert store.get("k", if_changed="7") is None
     assert store.get("k", if_changed="8") == Blob(b"bytes", "7", DATE_MS)

@@ -11,11 +11,7 @@ import pytest
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
-from opendata_buffer.stores.base import (
-    Blob,
-    DeleteFailure,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Blob, DeleteFailure, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.probe import probe_conditional_writes
 from opendata_buffer.testing.runtime import ManualRuntime

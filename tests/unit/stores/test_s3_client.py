@@ -139,9 +139,7 @@ def store_at(server: ScriptedServer, **options: object) -> S3Store:
     return S3Store("bucket", options=StoreOptions(endpoint_url=server.url, **options))  # type: ignore[arg-type]
 
 
-def test_keys_of_the_options_come_before_those_of_the_environment(
-    bucket: ScriptedServer,
-) -> None:
+def test_keys_of_the_options_come_before_those_of_the_environment(bucket: ScriptedServer) -> None:
     asks(store_at(bucket, access_key_id="mine", secret_access_key="s", session_token="t"))
     assert signers(bucket) == ["mine"]
     assert bucket.asked[0].headers["x-amz-security-token"] == "t"

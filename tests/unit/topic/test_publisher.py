@@ -234,9 +234,7 @@ def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str 
         publisher.close()
 
 
-def test_without_a_name_intents_are_applied_before_the_next_transaction(
-    store: Faulty,
-) -> None:
+def test_without_a_name_intents_are_applied_before_the_next_transaction(store: Faulty) -> None:
     with opened(store) as publisher:
         all_published(publisher)
         with pytest.raises(InvalidInput, match="or give it a name"):

@@ -141,9 +141,7 @@ def test_a_partition_leaves_when_all_readers_have_read_it(world: LogTopic) -> No
         assert consumer.partitions == [NAMES[1]]
 
 
-def test_a_partition_without_a_reader_is_not_closed_while_it_keeps_batches(
-    world: LogTopic,
-) -> None:
+def test_a_partition_without_a_reader_is_not_closed_while_it_keeps_batches(world: LogTopic) -> None:
     world.append(0, 1)
     assert not world.topic.seal(NAMES[0])
     assert world.topic.seal(NAMES[1])
