@@ -359,6 +359,10 @@ class ReaderQueue:
         position = self._read_position()
         if self.name not in index.readers:
             index = self._register(position.next, again=True)
+            # Another process of this name may have registered it, and have read to there.
+            position = self._read_position()
+            if index.floor > position.next:
+                raise self._lost(position.next, index)
         return self._seen(manifest, index, position)
 
     def claim_epoch(
@@ -443,10 +447,7 @@ class ReaderQueue:
                 return before
             return before.with_reader(self.name)
 
-        index = self._log.change(decide)
-        if again and index.floor > position:
-            raise self._lost(position, index)
-        return index
+        return self._log.change(decide)
 
     def dequeue(self, through_sequence: int, epoch: int) -> LogView:
         """Acknowledge everything up to and including a sequence; repeatable, one small write."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -139,6 +140,32 @@ def test_a_reader_that_was_suspended_until_it_expired_goes_on_where_that_is_kept
     assert read(idle) == [40]
     with pytest.raises(DataLoss, match="'slow' did not move"):
         read(slow)
+
+
+def test_a_reader_that_expired_and_goes_on_in_two_processes_is_fenced_in_one() -> None:
+    house = House()
+    house.append(30)
+    old = house.reader("reader")
+    house.runtime.advance(8 * DAY_S)
+    quick, write = house.reader("quick"), house.store.put_if
+    house.collect()
+    assert house.index().readers == ("quick",)
+
+    def another_process() -> None:
+        assert read(house.reader("reader")) == read(quick) == [*range(30)]
+        house.collect()
+        assert house.index().floor == 30
+
+    def followed_by_another(key: str, *arguments: Any) -> Any:
+        assert key.endswith("/reader.json"), "it says first that it is alive"
+        outcome = write(key, *arguments)
+        house.store.put_if = write  # type: ignore[method-assign]
+        Context().run(another_process)  # the deadline of the call here is not its own
+        return outcome
+
+    house.store.put_if = followed_by_another  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        old.check_fence()
 
 
 def test_readers_are_described_by_what_waits_and_for_how_long() -> None:
