@@ -295,8 +295,7 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
         size = len(stored)
         check_block(size, footer, max_bytes)
         if not isinstance(data, ReadBuffer):
-            data = ReadBuffer()
-            data.allocate(len(whole))[:] = whole
+            return ArrowBlock(footer, size, block=stored)
         file = data.file
     return ArrowBlock(footer, size, file=file)
 
@@ -304,7 +303,7 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
 @dataclass(frozen=True, slots=True)
 class ArrowBlock:
     """The record block of a batch that was opened, of ``size`` bytes: in a ``file`` with room as in
-    a :class:`ReadBuffer`, or the ``block`` itself where splitting it in Python is faster."""
+    a :class:`ReadBuffer`, or the ``block`` itself."""
 
     footer: BatchFooter
     size: int
@@ -315,7 +314,7 @@ class ArrowBlock:
         """All records, in order, in arrays of about so many bytes; each is made when it is asked
         for, by one thread at a time. ``CorruptBatch`` may follow after good arrays."""
         count = self.footer.record_count
-        if self.file is None:
+        if count < _FEW_RECORDS or sys.byteorder != "little":
             yield _array_of(split_records(self.block, count))
             return
         rows = end = 0
@@ -324,7 +323,7 @@ class ArrowBlock:
                 arrays = max(1, -(-(self.size - end) // array_bytes))
                 wanted = -(-(count - rows) // arrays)
                 most = self.size if arrays == 1 else array_bytes * 9 // 8  # records differ
-                values = self._split(self.file, end, wanted, most)
+                values = self._split(end, wanted, most)
                 rows += len(values)
                 end += _value_bytes(values) + 4 * len(values)
                 yield values
@@ -340,30 +339,34 @@ class ArrowBlock:
                 f"footer counts {count}: {self.size - end} bytes belong to no record"
             )
 
-    def _split(self, file: pa.Buffer, begin: int, rows: int, most: int) -> pa.Array:
+    def _split(self, begin: int, rows: int, most: int) -> pa.Array:
         """So many records from byte ``begin`` of the block on, as a Parquet file of their own.
 
         Arrow reserves memory for all bytes of a page, whose records may end before it does: so it
-        begins with ``most`` bytes, and twice as many where they are too few. Its head takes the
-        place of bytes before it meanwhile; the bytes between page and tail are not read.
+        begins with ``most`` bytes, and twice as many where they are too few. In a file its head
+        takes the place of bytes before it meanwhile; bytes between page and tail are not read.
         """
         import pyarrow.parquet as pq  # 40 ms: see the top
 
-        memory = memoryview(file).cast("B")
-        before = slice(begin, begin + HEAD_SIZE)
-        kept = bytes(memory[before])
         while True:
             size = min(most, self.size - begin)
-            # Of the whole block the same bytes every time: two threads may decode it.
+            file, at = self.file, begin
+            if file is None:
+                part = ReadBuffer()
+                part.allocate(size)[:] = self.block[begin : begin + size]
+                file, at = part.file, 0
+            memory = memoryview(file).cast("B")
+            before = slice(at, at + HEAD_SIZE)
+            kept = bytes(memory[before])
+            # Of a whole block the same bytes every time: two threads may decode it.
             memory[before], memory[-TAIL_SIZE:] = head(size, rows), tail(size, rows)
             try:
-                part = pa.BufferReader(file.slice(begin))
-                table = pq.ParquetFile(part, pre_buffer=False).read(use_threads=False)
-                return table.column(0).chunk(0)
+                reader = pq.ParquetFile(pa.BufferReader(file.slice(at)), pre_buffer=False)
+                return reader.read(use_threads=False).column(0).chunk(0)
             except (pa.ArrowException, OSError):
                 if size == self.size - begin:
                     raise
                 most *= 2
             finally:
-                if begin:
+                if at:
                     memory[before] = kept
