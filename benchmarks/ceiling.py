@@ -1,11 +1,8 @@
 """The yardstick: a Python source that hands over one prebuilt Arrow batch again and again.
 
-With ``different`` copies of it in turn, each in memory of its own, it shows what the yardstick owes
-to a processor's caches: no source whose rows are not the same again and again has them there.
-
 With ``read``, a directory, it also reads the files in it, as many bytes as its rows have, to memory
-that it uses again; with ``copied`` it copies what was read once. Nothing is decoded: what is then
-missing of the yardstick's speed is what reading takes, and what one copy takes, from any source.
+that it uses again, and copies what was read once. Nothing is decoded: what is then missing of the
+yardstick's speed is what reading and one copy take, from any source.
 
 It loads nothing of ours before its rows are asked for, so that a query over it starts as soon as
 Spark lets one start.
@@ -17,7 +14,6 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -46,28 +42,17 @@ def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
     return next(RowBuilder(schema).pieces(batch))
 
 
-@functools.cache
-def copies(schema: StructType, size: int, rows: int, count: int) -> list[pa.RecordBatch]:
-    """So many of :func:`prebuilt`, each in memory of its own."""
-    import pyarrow as pa
-
-    batch = prebuilt(schema, size, rows)
-    stored = [pa.py_buffer(bytearray(batch.serialize())) for _ in range(count)]
-    return [pa.ipc.read_record_batch(each, batch.schema) for each in stored]
-
-
-def sizes_read(paths: Sequence[str], copied: bool) -> Iterator[int]:
-    """Read each file, to the same memory; gives its size."""
+def sizes_read(paths: Sequence[str]) -> Iterator[int]:
+    """Read each file to the same memory, and copy it once; gives its size."""
     memory = copy = memoryview(bytearray())
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if len(memory) < size:
                 memory = memoryview(bytearray(size))
-                copy = memoryview(bytearray(size if copied else 0))
+                copy = memoryview(bytearray(size))
             assert file.readinto(memory[:size]) == size
-        if copied:
-            copy[:size] = memory[:size]
+        copy[:size] = memory[:size]
         yield size
 
 
@@ -98,10 +83,8 @@ class Ceiling(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         size, rows, batches = (int(self.options[name]) for name in ("size", "rows", "batches"))
-        different = int(self.options.get("different", 1))
-        read, copied = self.options.get("read", ""), "copied" in self.options
-        tasks = int(self.options.get("tasks", TASKS))
-        return CeilingReader(schema, size, rows, batches, different, read, copied, tasks)
+        read, tasks = self.options.get("read", ""), int(self.options.get("tasks", TASKS))
+        return CeilingReader(schema, size, rows, batches, read, tasks)
 
 
 class CeilingReader(DataSourceStreamReader):
@@ -114,18 +97,14 @@ class CeilingReader(DataSourceStreamReader):
         size: int,
         rows: int,
         batches: int,
-        different: int = 1,
         read: str = "",
-        copied: bool = False,
         tasks: int = TASKS,
     ) -> None:
         self._schema = schema
         self._size = size
         self._rows = rows
         self._batches = batches
-        self._different = different
         self._read = read
-        self._copied = copied
         self._tasks = tasks
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -149,19 +128,15 @@ class CeilingReader(DataSourceStreamReader):
         left = partition.rows
         # A little more than a piece of ours, so that the first piece made of it is a full one.
         rows = min(left, self.piece_bytes * 21 // 20 // self._size)
-        batches = [self.piece(rows)]
-        if self._different > 1:
-            batches = copies(self._schema, self._size, rows, self._different)
+        batch = self.piece(rows)
         reads = self._reads(partition) if self._read else None
         unread = 0  # bytes of the last file whose rows were not handed over yet
-        for batch in cycle(batches):
+        while left > 0:
             if reads is not None and unread <= 0:
                 unread += next(reads)
             yield batch.slice(0, left)
             unread -= batch.num_rows * (self._size + RECORD_LENGTH)
             left -= batch.num_rows
-            if left <= 0:
-                return
 
     def _reads(self, task: Task) -> Iterator[int]:
         """Reads files of the task's own, one after the other."""
@@ -170,4 +145,4 @@ class CeilingReader(DataSourceStreamReader):
         size = os.stat(files[0]).st_size
         count = -(-task.rows * (self._size + RECORD_LENGTH) // size)
         first = task.number * count
-        return sizes_read([files[(first + i) % len(files)] for i in range(count + 1)], self._copied)
+        return sizes_read([files[(first + i) % len(files)] for i in range(count + 1)])

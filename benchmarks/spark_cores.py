@@ -65,7 +65,6 @@ def measure(master: str, results: Any) -> None:
                 rows = sum(sizes) * (MIB // (SIZE + 4))
                 options = {
                     "read": f"{store}/{queued.prefix}",
-                    "copied": "true",
                     "tasks": str(cores),
                 }
                 ways["copied"] = partial(ceiling_query, spark, SIZE, rows, **options)

@@ -82,7 +82,7 @@ def _turns(spark: SparkSession, home: Path, records: list[bytes], objects: int) 
     queued = fill(open_store(store), records, objects)
     os.sync()  # or the disk writes what was queued while we measure
     size, rows = len(records[0]), len(records) * objects
-    read = {"read": f"{store}/{queued.prefix}", "copied": "true"}
+    read = {"read": f"{store}/{queued.prefix}"}
     ways: dict[str, Callable[[], DataFrame]] = {
         "ours": partial(our_query, spark, queued, store),
         "prebuilt": partial(ceiling_query, spark, size, rows),
