@@ -37,11 +37,11 @@ from buffer_sink.rows import (
 from opendata_buffer import metrics
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_block
+from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_pieces
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task
-from opendata_buffer.stores.base import Put, Store
+from opendata_buffer.stores.base import Files, Put, Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
 
@@ -96,9 +96,9 @@ class TaskUploads(WriterCommitMessage):
 class TaskWriter:
     """Uploads the rows of one task as batches, which are queued only when the driver appends them.
 
-    Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these with
-    their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. For a
-    topic there is a block being filled for each partition, of all together
+    Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these in a
+    cloud with a sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. For
+    a topic there is a block being filled for each partition, of all together
     :data:`OPEN_BLOCKS` times ``target_batch_bytes``; and Arrow batches are joined by copying
     them, twice :data:`~buffer_sink.rows.COALESCED_BYTES`.
     """
@@ -294,12 +294,15 @@ class BatchUploads:
         # next block's encoding and with the JVM.
         began = self._runtime.monotonic()
         options = self._options
-        data = seal_block(block.pieces, block.records, options.compression)
-        self._retrying(self._store.put, key, data)
+        pieces = seal_pieces(block.pieces, block.records, options.compression)
+        if isinstance(self._store, Files):  # where they need not be joined, which is a copy
+            self._retrying(self._store.put_pieces, key, pieces)
+        else:
+            self._retrying(self._store.put, key, b"".join(pieces))
         metrics.batches_flushed.add(1)
         metrics.entries_flushed.add(block.records)
         metrics.bytes_flushed.add(block.size)
-        metrics.bytes_written.add(len(data))
+        metrics.bytes_written.add(sum(map(len, pieces)))
         metrics.flush_duration_seconds.record(self._runtime.monotonic() - began)
         self._uploaded[position] = UploadedBatch(
             key, block.records, block.metadata, partition, clock
