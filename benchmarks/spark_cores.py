@@ -63,10 +63,7 @@ def measure(master: str, results: Any) -> None:
             ways[name] = partial(our_query, spark, queued, store)
             if name == "equal":
                 rows = sum(sizes) * (MIB // (SIZE + 4))
-                options = {
-                    "read": f"{store}/{queued.prefix}",
-                    "tasks": str(cores),
-                }
+                options = {"read": f"{store}/{queued.prefix}", "tasks": str(cores)}
                 ways["copied"] = partial(ceiling_query, spark, SIZE, rows, **options)
         os.sync()  # or the disk writes what was queued while we measure
         found = rounds_of(ways, home)

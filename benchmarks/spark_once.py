@@ -82,11 +82,10 @@ def _turns(spark: SparkSession, home: Path, records: list[bytes], objects: int) 
     queued = fill(open_store(store), records, objects)
     os.sync()  # or the disk writes what was queued while we measure
     size, rows = len(records[0]), len(records) * objects
-    read = {"read": f"{store}/{queued.prefix}"}
     ways: dict[str, Callable[[], DataFrame]] = {
         "ours": partial(our_query, spark, queued, store),
         "prebuilt": partial(ceiling_query, spark, size, rows),
-        "copied": partial(ceiling_query, spark, size, rows, **read),
+        "copied": partial(ceiling_query, spark, size, rows, read=f"{store}/{queued.prefix}"),
     }
     found = rounds_of(ways, home)
     shutil.rmtree(home)
@@ -100,10 +99,7 @@ def rounds_of(ways: Mapping[str, Callable[[], DataFrame]], home: Path) -> dict[s
     for turn in range(WARM_UP + ROUNDS):
         for name in order.sample(list(ways), len(ways)):
             found[name].append(started(partial(query_times, ways[name], home, f"{turn}-{name}")))
-    return {
-        name: ([each for each, _ in times[WARM_UP:]], [each for _, each in times[WARM_UP:]])
-        for name, times in found.items()
-    }
+    return {name: tuple(zip(*times[WARM_UP:], strict=True)) for name, times in found.items()}
 
 
 def share_row(

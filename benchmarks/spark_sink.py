@@ -14,14 +14,15 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StringType, StructField, StructType
 
-from benchmarks.latency import MEMORY
+from benchmarks.latency import MEMORY, in_turns
 from benchmarks.queries import started
 from benchmarks.table import Row
 from buffer_sink.options import SinkOptions
@@ -39,7 +40,7 @@ ROWS = 800_000
 TASKS = 2
 WARM_UP = 1  # rounds that do not count: the JVM compiles what both of them run
 ROUNDS = 9
-TASK_ROUNDS = 11
+TASK_ROUNDS = 12
 ARROW_ROWS = 10_000  # of a record batch, Spark's default
 BATCHES = 3  # of each query; the first one of a run starts workers and does not count
 
@@ -148,13 +149,7 @@ def _zstd(rows: pa.Table) -> Row:
         "zstd": lambda: _write(rows, Compression.ZSTD),
         "compressor": lambda: _compress(block),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    order = random.Random(7)
-    for _ in range(WARM_UP + TASK_ROUNDS):
-        for name in order.sample(list(ways), len(ways)):
-            began = time.process_time()
-            ways[name]()
-            found[name].append(time.process_time() - began)
+    found = in_turns({name: partial(_cpu_s, way) for name, way in ways.items()}, TASK_ROUNDS)
     none_s, zstd_s, compressor_s = (statistics.median(each[WARM_UP:]) for each in found.values())
     more = (zstd_s - none_s) / compressor_s
     return Row(
@@ -163,8 +158,14 @@ def _zstd(rows: pa.Table) -> Row:
         "<= 1.3 x",
         more <= 1.3,
         f"{zstd_s:.3f} against {none_s:.3f} s of CPU for {len(rows):,} rows, which compress in "
-        f"{compressor_s:.3f} s; medians of {TASK_ROUNDS}",
+        f"{compressor_s:.3f} s; medians of {TASK_ROUNDS - WARM_UP}",
     )
+
+
+def _cpu_s(work: Callable[[], None]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
 def _write(rows: pa.Table, compression: Compression) -> None:

@@ -34,7 +34,6 @@ from opendata_buffer.formats.batch import (
     check_block,
     decode_batch,
     join_records,
-    open_batch,
     parse_footer,
     split_records,
 )
@@ -279,36 +278,33 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
     max_bytes = min(max_bytes, MAX_BLOCK_BYTES)
     whole = data.data if isinstance(data, ReadBuffer) else memoryview(data)
     footer = parse_footer(whole)
-    if footer.record_count < _FEW_RECORDS or sys.byteorder != "little":
-        footer, block = open_batch(whole, max_bytes)
-        return ArrowBlock(footer, len(block), block=block)
-    stored = whole[: len(whole) - FOOTER_SIZE]
+    block, file = whole[: len(whole) - FOOTER_SIZE], None
     if footer.compression == Compression.ZSTD:
         # Decompressed to its place between head and tail, so that the block is written once.
-        frames = zstd.plan_frames(stored, max_bytes)
+        frames = zstd.plan_frames(block, max_bytes)
         most = min(sum(frame.most for frame in frames), max_bytes)
         file = pa.allocate_buffer(HEAD_SIZE + most + TAIL_SIZE)
         room = memoryview(file).cast("B")[HEAD_SIZE : HEAD_SIZE + most + 1]
-        size = zstd.decompress_into(frames, room, max_bytes)
-        check_block(size, footer, max_bytes)
-    else:
-        size = len(stored)
-        check_block(size, footer, max_bytes)
-        if not isinstance(data, ReadBuffer):
-            return ArrowBlock(footer, size, block=stored)
+        block = room[: zstd.decompress_into(frames, room, max_bytes)]
+    elif isinstance(data, ReadBuffer):
         file = data.file
-    return ArrowBlock(footer, size, file=file)
+    check_block(len(block), footer, max_bytes)
+    return ArrowBlock(footer, block, file)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowBlock:
-    """The record block of a batch that was opened, of ``size`` bytes: in a ``file`` with room as in
-    a :class:`ReadBuffer`, or the ``block`` itself."""
+    """The record ``block`` of a batch that was opened, of ``size`` bytes; in a ``file`` there is
+    room around it, as in a :class:`ReadBuffer`."""
 
     footer: BatchFooter
-    size: int
-    file: pa.Buffer | None = None
-    block: bytes | memoryview = b""
+    block: memoryview
+    file: pa.Buffer | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the block."""
+        return len(self.block)
 
     def pieces(self, array_bytes: int) -> Iterator[pa.Array]:
         """All records, in order, in arrays of about so many bytes; each is made when it is asked
