@@ -34,6 +34,7 @@ from opendata_buffer.formats.batch import (
     check_block,
     decode_batch,
     join_records,
+    open_batch,
     parse_footer,
     split_records,
 )
@@ -278,6 +279,9 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
     max_bytes = min(max_bytes, MAX_BLOCK_BYTES)
     whole = data.data if isinstance(data, ReadBuffer) else memoryview(data)
     footer = parse_footer(whole)
+    if footer.record_count < _FEW_RECORDS or sys.byteorder != "little":
+        # Without Arrow, whose pool would keep the memory of a block that is refused.
+        return ArrowBlock(footer, memoryview(open_batch(whole, max_bytes)[1]), None)
     block, file = whole[: len(whole) - FOOTER_SIZE], None
     if footer.compression == Compression.ZSTD:
         # Decompressed to its place between head and tail, so that the block is written once.
