@@ -122,7 +122,7 @@ def _readable(
     }
 
     def fetch(batch: PartitionBatch) -> PooledBatch:
-        return retrying(handles[batch.partition].fetch_pooled, batch)
+        return handles[batch.partition].fetch_pooled(batch, retrying)
 
     def pass_by(batch: PartitionBatch, error: PoisonBatch) -> None:
         if isinstance(error, BatchMissing):

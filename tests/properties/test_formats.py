@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import struct
+from unittest import mock
 
 import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opendata_buffer.errors import CorruptBatch, CorruptManifest, InvalidInput
+from opendata_buffer.formats import arrow
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, encode_arrow_block, open_arrow
 from opendata_buffer.formats.batch import (
+    FOOTER_SIZE,
     Compression,
     batch_key,
     decode_batch,
@@ -29,6 +32,7 @@ from opendata_buffer.formats.manifest import (
     NewEntry,
     check_transition,
 )
+from opendata_buffer.stores.base import Allocate
 
 records = st.lists(st.binary(max_size=40) | st.just(b"x" * 5000), max_size=12)
 
@@ -101,6 +105,17 @@ def in_pieces(data: bytes, max_bytes: int) -> pa.Array:
     return pa.concat_arrays(list(open_arrow(buffer, max_bytes).pieces(200)))
 
 
+def read_in_parts(data: bytes, max_bytes: int) -> pa.Array:
+    """The same, where none of it was in memory before."""
+
+    def read(allocate: Allocate, start: int = 0) -> None:
+        memory = allocate(len(data))
+        memory[:] = data[start : start + len(memory)]
+
+    with mock.patch.object(arrow, "WHOLE_BYTES", FOOTER_SIZE):
+        return pa.concat_arrays(list(open_arrow(ReadBuffer(read), max_bytes).pieces(200)))
+
+
 @given(records | many_records, compressions, st.data())
 def test_f15_to_f22_damaged_batches_decode_alike_or_are_refused(
     values: list[bytes], compression: Compression, data: st.DataObject
@@ -110,7 +125,7 @@ def test_f15_to_f22_damaged_batches_decode_alike_or_are_refused(
         found: list[bytes] | None = decode_batch(damaged, CAP)
     except CorruptBatch:
         found = None
-    for decode in (decode_arrow, in_pieces):
+    for decode in (decode_arrow, in_pieces, read_in_parts):
         try:
             by_arrow: list[bytes] | None = decode(damaged, CAP).to_pylist()
         except CorruptBatch:

@@ -160,8 +160,8 @@ def test_f35_a_producer_that_waits_at_a_full_manifest_stays_below_300_mb() -> No
 
 
 MIB = 1 << 20
-BATCHES = 24
-DECODED = 16 * MIB
+BATCHES = 32
+DECODED = 12 * MIB
 RECORD = 1024
 BUDGET = 32 * MIB
 
@@ -249,3 +249,12 @@ def test_a_task_holds_its_budget_and_two_batches(
     # Of the process, with what allocators keep: most where several threads read on a busy
     # machine. Without a bound it would be all that is read.
     assert DECODED < result["grown"] < BUDGET + 8 * DECODED
+
+
+def test_a_task_holds_parts_of_a_large_file(tmp_path: Path) -> None:
+    small = queue_of(tmp_path / "small", 2, 10, Compression.NONE)
+    large = queue_of(tmp_path / "large", 2, 128 * MIB // RECORD, Compression.NONE)
+    probe = [sys.executable, "-c", TASK_PROBE, small, large, str(BUDGET), "near"]
+    result = json.loads(subprocess.run(probe, check=True, stdout=subprocess.PIPE).stdout)
+    assert result["bytes"] > 256 * MIB
+    assert 4 * MIB < result["pool"] < 16 * MIB

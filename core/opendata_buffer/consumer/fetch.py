@@ -29,7 +29,7 @@ from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, is_confined, key_fault, largest_object
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
-from opendata_buffer.runtime import Runtime, SystemRuntime, Task
+from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Files, Get, read_bytes
 from opendata_buffer.stores.open import open_store
 
@@ -242,8 +242,13 @@ class FetchHandle:
         """As :attr:`fetch`, to an Arrow array without a Python object per record."""
         return Fetch(self, self.decode_arrow)
 
-    def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
-        """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`."""
+    def fetch_pooled(
+        self, descriptor: BatchDescriptor, retrying: Retries | None = None
+    ) -> PooledBatch:
+        """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`.
+
+        A large file is read while it is decoded. ``retrying`` is for its parts, too.
+        """
         started = self._runtime.monotonic()
         sequence, location = descriptor.sequence, descriptor.location
         # Otherwise a manifest that another program wrote could make the consumer read, with its own
@@ -254,17 +259,15 @@ class FetchHandle:
                 why = f"no object can have this name: {fault}"
             raise errors.ForeignLocation(sequence, location, why, self._partition)
         limit = largest_object(self._max_batch_bytes)
+        call: Callable[..., Any] = retrying or (lambda function, *args: function(*args))
         data: bytes | ReadBuffer
         try:
             with self._unreadable(descriptor):
                 if isinstance(self._store, Files):
-                    data = ReadBuffer()
-                    self._store.get_into(location, data.allocate, max_bytes=limit)
+                    read = partial(self._store.get_into, location, max_bytes=limit)
+                    data = ReadBuffer(partial(call, read))
                 else:
-                    data = read_bytes(self._store, location, limit)
-        except errors.ObjectNotFound as error:
-            why = "its object does not exist"
-            raise errors.BatchMissing(sequence, location, why, self._partition) from error
+                    data = call(read_bytes, self._store, location, limit)
         except errors.InvalidInput as error:
             why = _plain(error)
             raise errors.ForeignLocation(sequence, location, why, self._partition) from error
@@ -315,11 +318,14 @@ class FetchHandle:
     @contextmanager
     def _unreadable(self, batch: BatchDescriptor | PooledBatch) -> Iterator[None]:
         """Errors of its bytes name the batch."""
+        where = (batch.sequence, batch.location)
         try:
             yield
         except errors.CorruptData as error:
-            where = (batch.sequence, batch.location)
             raise errors.BatchUnreadable(*where, _plain(error), self._partition) from error
+        except errors.ObjectNotFound as error:
+            why = "its object does not exist"
+            raise errors.BatchMissing(*where, why, self._partition) from error
 
 
 def _plain(error: Exception) -> str:

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 
 from opendata_buffer.errors import CorruptBatch, InvalidInput
-from opendata_buffer.formats import BytesLike, keep_freed_memory, zstd
+from opendata_buffer.formats import MIB, BytesLike, keep_freed_memory, zstd
 from opendata_buffer.formats.batch import (
     DEFAULT_MAX_BYTES,
     FOOTER_SIZE,
@@ -230,27 +232,59 @@ def _join_lengths(values: pa.Array) -> bytes | memoryview:
     return memoryview(joined.buffers()[2])[: _value_bytes(joined)]
 
 
+WHOLE_BYTES = 16 * MIB
+"""The largest file that is read at once, before it is decoded. Fresh memory for one of 128 MiB
+takes three times as long as reading and decoding it in parts."""
+
+
 class ReadBuffer:
     """Memory to read a batch object to, so that decoding it needs no copy of its own.
 
     Arrow's pool reuses memory: the page faults of fresh memory would take longer than the read.
     Before and behind the object is room for the head and tail that make a Parquet file of it.
+
+    An object is read at once by ``read``, which is :meth:`.Files.get_into` of it. One of more than
+    ``WHOLE_BYTES`` is not, but in parts while it is decoded: for all of it memory would be fresh.
     """
 
-    __slots__ = ("data", "file")
+    __slots__ = ("_read", "data", "file", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[..., Any] | None = None) -> None:
+        self._read = read
         self.allocate(0)
+        if read is not None:
+            read(self.allocate)
 
     def __len__(self) -> int:
-        return len(self.data)
+        return self.size
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether :attr:`data` is empty and :meth:`read_part` to be asked."""
+        return self._read is not None and self.size > WHOLE_BYTES
 
     def allocate(self, size: int) -> memoryview:
-        """Memory for an object of so many bytes: :attr:`data` from now on; ``file`` has the room
-        around it, too."""
-        self.file = pa.allocate_buffer(HEAD_SIZE + size + TAIL_SIZE)
-        self.data = memoryview(self.file).cast("B")[HEAD_SIZE : HEAD_SIZE + size]
+        """Memory for an object of so many bytes, or none where it is read in parts: :attr:`data`
+        from now on; ``file`` has the room around it, too."""
+        self.size = size
+        room = 0 if self.in_parts else size
+        self.file = pa.allocate_buffer(HEAD_SIZE + room + TAIL_SIZE)
+        self.data = memoryview(self.file).cast("B")[HEAD_SIZE : HEAD_SIZE + room]
         return self.data
+
+    def read_part(self, start: int, memory: memoryview) -> memoryview:
+        """The memory, filled with the object's bytes from ``start`` on. Raises as ``read``."""
+        assert self._read is not None
+        self._read(lambda _: memory, start)
+        return memory
+
+    def whole(self) -> ReadBuffer:
+        """A buffer that has all of the object. Raises as ``read``."""
+        if not self.in_parts:
+            return self
+        buffer = ReadBuffer()
+        self.read_part(0, buffer.allocate(self.size))
+        return buffer
 
 
 def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.Array:
@@ -266,6 +300,8 @@ def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTE
 
 def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
     """:func:`.decode_batch`, several times faster for many records."""
+    if isinstance(data, ReadBuffer):
+        data = data.whole()
     view = data.data if isinstance(data, ReadBuffer) else data
     if parse_footer(view).record_count < MANY_RECORDS or max_bytes > MAX_BLOCK_BYTES:
         return decode_batch(view, max_bytes)
@@ -277,11 +313,20 @@ def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BY
 def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> ArrowBlock:
     """Check a batch object's footer and sizes, and decompress it; its records are split later."""
     max_bytes = min(max_bytes, MAX_BLOCK_BYTES)
+    if isinstance(data, ReadBuffer) and data.in_parts:
+        size = len(data) - FOOTER_SIZE
+        with suppress(CorruptBatch):  # what is wrong is said below, of all bytes
+            footer = parse_footer(data.read_part(size, memoryview(bytearray(FOOTER_SIZE))))
+            check_block(size, footer, max_bytes)
+            if footer.compression == Compression.NONE and _is_split_by_arrow(footer):
+                return ArrowBlock(footer, size, data)
+        data = data.whole()
     whole = data.data if isinstance(data, ReadBuffer) else memoryview(data)
     footer = parse_footer(whole)
-    if footer.record_count < _FEW_RECORDS or sys.byteorder != "little":
+    if not _is_split_by_arrow(footer):
         # Without Arrow, whose pool would keep the memory of a block that is refused.
-        return ArrowBlock(footer, memoryview(open_batch(whole, max_bytes)[1]), None)
+        block = memoryview(open_batch(whole, max_bytes)[1])
+        return ArrowBlock(footer, len(block), block)
     block, file = whole[: len(whole) - FOOTER_SIZE], None
     if footer.compression == Compression.ZSTD:
         # Decompressed to its place between head and tail, so that the block is written once.
@@ -293,28 +338,28 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
     elif isinstance(data, ReadBuffer):
         file = data.file
     check_block(len(block), footer, max_bytes)
-    return ArrowBlock(footer, block, file)
+    return ArrowBlock(footer, len(block), block, file)
+
+
+def _is_split_by_arrow(footer: BatchFooter) -> bool:
+    return footer.record_count >= _FEW_RECORDS and sys.byteorder == "little"
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowBlock:
-    """The record ``block`` of a batch that was opened, of ``size`` bytes; in a ``file`` there is
-    room around it, as in a :class:`ReadBuffer`."""
+    """The record ``block`` of a batch that was opened, of ``size`` bytes, or what it is read from
+    in parts; in a ``file`` there is room around it, as in a :class:`ReadBuffer`."""
 
     footer: BatchFooter
-    block: memoryview
-    file: pa.Buffer | None
-
-    @property
-    def size(self) -> int:
-        """Bytes of the block."""
-        return len(self.block)
+    size: int
+    block: memoryview | ReadBuffer
+    file: pa.Buffer | None = None
 
     def pieces(self, array_bytes: int) -> Iterator[pa.Array]:
         """All records, in order, in arrays of about so many bytes; each is made when it is asked
         for, by one thread at a time. ``CorruptBatch`` may follow after good arrays."""
         count = self.footer.record_count
-        if count < _FEW_RECORDS or sys.byteorder != "little":
+        if isinstance(self.block, memoryview) and not _is_split_by_arrow(self.footer):
             yield _array_of(split_records(self.block, count))
             return
         rows = end = 0
@@ -353,7 +398,11 @@ class ArrowBlock:
             file, at = self.file, begin
             if file is None:
                 part = ReadBuffer()
-                part.allocate(size)[:] = self.block[begin : begin + size]
+                memory = part.allocate(size)
+                if isinstance(self.block, ReadBuffer):
+                    self.block.read_part(begin, memory)
+                else:
+                    memory[:] = self.block[begin : begin + size]
                 file, at = part.file, 0
             memory = memoryview(file).cast("B")
             before = slice(at, at + HEAD_SIZE)

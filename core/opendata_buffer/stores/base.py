@@ -85,16 +85,21 @@ class Put(Protocol):
         TransientStorageError or PermanentStorageError it may or may not have been written."""
 
 
+Allocate = Callable[[int], memoryview]
+"""Memory to read to, for an object of so many bytes."""
+
+
 @runtime_checkable
 class Files(Protocol):
     """A store whose objects are files of this machine: what is read or written is not copied, and
     reads have no latency that threads could hide."""
 
     def get_into(
-        self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
+        self, key: str, allocate: Allocate, start: int = 0, *, max_bytes: int | None = None
     ) -> None:
-        """Read an object into what ``allocate`` returns; it is called once, with the size in bytes.
-        Raises as :meth:`Get.get`; the memory may have been written to."""
+        """Fill the memory that ``allocate`` returns with the bytes of an object from ``start`` on;
+        it is called once, with the object's size. Raises as :meth:`Get.get`; the memory may have
+        been written to."""
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
         """As :meth:`Put.put`, of the joined pieces."""

@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -28,6 +28,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import BROKER_RECORD_NAME, check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.base import (
+    Allocate,
     Blob,
     DeleteFailure,
     Listing,
@@ -210,8 +211,9 @@ def read_range(fd: int, start: int, end: int) -> bytes:
     return b"".join(parts)  # of one part no copy
 
 
-def read_into(fd: int, memory: memoryview) -> bool:
-    """Fill the memory with the first bytes of an open file; false where it has fewer."""
+def read_into(fd: int, start: int, memory: memoryview) -> bool:
+    """Fill the memory with a file's bytes from ``start`` on; false where it has fewer."""
+    os.lseek(fd, start, os.SEEK_SET)
     while memory:
         count = os.readv(fd, [memory[:_CHUNK]])
         if not count:
@@ -490,12 +492,12 @@ class LocalStore:
         return Blob(data, version, status.st_mtime_ns // 1_000_000)
 
     def get_into(
-        self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
+        self, key: str, allocate: Allocate, start: int = 0, *, max_bytes: int | None = None
     ) -> None:
         """See :meth:`opendata_buffer.stores.Files.get_into`."""
         with self._opened(key) as (fd, status):
             check_size(key, status.st_size, max_bytes)
-            if not read_into(fd, allocate(status.st_size)):
+            if not read_into(fd, start, allocate(status.st_size)):
                 raise self._was_cut(key)
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation, InvalidInput
+from opendata_buffer.formats import arrow
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.stores import local
 from opendata_buffer.stores.base import Store, read_bytes
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
@@ -54,8 +57,9 @@ def test_a_batch_carries_its_records_and_its_descriptor() -> None:
 @pytest.mark.parametrize("compression", list(Compression))
 @pytest.mark.parametrize("sizes", [[8] * 1000, [5000] * 1000, [8] * 5 + [5000] * 95 + [8] * 900])
 def test_records_come_array_by_array(
-    tmp_path: Path, compression: Compression, sizes: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: Compression, sizes: list[int]
 ) -> None:
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", 400_000)  # larger ones are read in parts
     records = [bytes([n % 251]) * size for n, size in enumerate(sizes)]
     data = encode_batch(records, compression)
     stores: list[Store] = [_store(data), LocalStore(tmp_path)]
@@ -63,7 +67,7 @@ def test_records_come_array_by_array(
     for store in stores:
         pooled = _handle(store, 1 << 23).fetch_pooled(BatchDescriptor(7, LOCATION, META))
         stored = pooled.data
-        assert bytes(stored.data if isinstance(stored, ReadBuffer) else stored) == data
+        assert bytes(stored.whole().data if isinstance(stored, ReadBuffer) else stored) == data
         assert pooled.nbytes == len(data)
         for _ in range(2):  # it may be opened again
             found = _handle(store, 1 << 23).records(pooled, sum(sizes) // 10 + 400)
@@ -73,6 +77,37 @@ def test_records_come_array_by_array(
             alike = sizes[-1] == sizes[5]
             assert [len(array) for array in arrays] == [100] * 10 or (not alike and len(arrays) > 1)
             assert pa.concat_arrays(arrays).to_pylist() == records
+        assert _handle(store, 1 << 23).decode(pooled).entries == records
+
+
+def test_a_large_file_is_read_while_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", 10_000)
+    store, records = LocalStore(tmp_path), [bytes([n % 251]) * 96 for n in range(1000)]
+    store.put(LOCATION, encode_batch(records))
+    read_into, reads = local.read_into, list[int]()
+
+    def busy(fd: int, start: int, memory: memoryview) -> bool:
+        reads.append(len(memory))
+        if len(reads) == 4:
+            raise OSError(errno.EAGAIN, "busy")
+        return read_into(fd, start, memory)
+
+    monkeypatch.setattr(local, "read_into", busy)
+    handle, retrying = _handle(store, 1 << 20), ConsumerConfig(store="memory://a").retries
+    pooled = handle.fetch_pooled(BatchDescriptor(7, LOCATION), retrying(ManualRuntime()))
+    arrays = handle.records(pooled, 10_000).arrays
+    found = [next(arrays), next(arrays)]
+    assert len(reads) == 5, "nothing of it, the footer, and two arrays, one of them twice"
+    assert max(reads) < 12_000
+    found += [*arrays]
+    assert pa.concat_arrays(found).to_pylist() == records
+    arrays = handle.records(pooled, 10_000).arrays
+    next(arrays)
+    store.delete_many([LOCATION])
+    with pytest.raises(BatchMissing, match=f"batch 7 at '{LOCATION}'"):
+        next(arrays)
 
 
 def _ways(handle: FetchHandle) -> list[Callable[[BatchDescriptor], object]]:

@@ -356,16 +356,16 @@ def test_f12_a_file_system_with_coarse_times_is_refused(
 
 def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    for data in (b"", b"abc", bytes(range(256)) * 5000):
+    made: list[bytearray] = []
+
+    def allocate(size: int) -> memoryview:
+        made.append(bytearray(size - min(size, start)))
+        return memoryview(made[-1])
+
+    for data, start in ((b"", 0), (b"abc", 0), (b"abc", 2), (bytes(range(256)) * 5000, 0)):
         store.put("a/b", data)
-        made: list[bytearray] = []
-
-        def allocate(size: int, made: list[bytearray] = made) -> memoryview:
-            made.append(bytearray(size))
-            return memoryview(made[-1])
-
-        store.get_into("a/b", allocate, max_bytes=len(data))
-        assert made == [data]
+        store.get_into("a/b", allocate, start, max_bytes=len(data))
+        assert made.pop() == data[start:]
 
 
 def test_no_memory_is_taken_for_what_is_missing_or_too_large(tmp_path: Path) -> None:
