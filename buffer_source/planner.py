@@ -18,7 +18,6 @@ from pyspark.sql.datasource import InputPartition
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import ONLY
 from opendata_buffer import errors
-from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer
 from opendata_buffer.formats.manifest import BatchDescriptor
@@ -200,6 +199,8 @@ class BatchSizes:
         self, fetch: Callable[[BatchDescriptor], T], batches: Sequence[BatchDescriptor]
     ) -> Iterator[T]:
         """One small request for each batch, several at the same time."""
+        from opendata_buffer.consumer.fetch import fetch_many  # 10 ms, and most plans need none
+
         return fetch_many(
             lambda batch: self._retrying(fetch, batch),
             batches,

@@ -34,7 +34,6 @@ from pyspark.sql.types import (
 
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourcePartitions, view_of
-from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
@@ -284,6 +283,8 @@ def _records(
     options: SourceOptions, store: Store, runtime: Runtime, count: int, retrying: Retries
 ) -> list[bytes]:
     """The first records of some batches of one queue, the oldest and the newest."""
+    from opendata_buffer.consumer.fetch import FetchHandle  # as in planner.py
+
     view = view_of(options, store, runtime)
     entries = [] if view is None else [*view.entries(limit=count)]
     if view is not None and view.entry_count > count:
