@@ -109,7 +109,7 @@ Decoded = TypeVar("Decoded")
 
 @dataclass(frozen=True, slots=True)
 class PooledBatch:
-    """A batch object as it is stored: fetched and not decoded."""
+    """A batch object as it is stored: fetched, or if it is a large file found, and not decoded."""
 
     data: bytes | ReadBuffer
     sequence: int

@@ -291,7 +291,7 @@ def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTE
     """The records of a batch object as one Arrow array of type ``binary``, without nulls.
 
     Raises ``CorruptBatch``, and nothing else, where the object breaks the format or its
-    decompressed record block exceeds ``max_bytes``.
+    decompressed record block exceeds ``max_bytes``; as its ``read`` where it is read in parts.
     """
     block = open_arrow(data, max_bytes)
     (array,) = block.pieces(block.size)
