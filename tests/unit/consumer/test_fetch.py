@@ -101,8 +101,7 @@ def test_a_large_file_is_read_while_it_is_decoded(
     found = [next(arrays), next(arrays)]
     assert len(reads) == 5, "nothing of it, the footer, and two arrays, one of them twice"
     assert max(reads) < 12_000
-    found += [*arrays]
-    assert pa.concat_arrays(found).to_pylist() == records
+    assert pa.concat_arrays([*found, *arrays]).to_pylist() == records
     arrays = handle.records(pooled, 10_000).arrays
     next(arrays)
     store.delete_many([LOCATION])
