@@ -147,6 +147,10 @@ _CHUNK = 1 << 30
 _PIECES = 512  # of one call; systems take 1,024 at most
 MISSING = {errno.ENOENT, errno.ENOTDIR}  # errors that mean: no such file
 
+_CANNOT_WRITE = MISSING | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+"""Errors of making a file that stay until someone changes the directory, the disk or the rights."""
+
+_NO_FILE = MISSING | {errno.ELOOP}  # a link to itself leads to no file either
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
 _TRANSIENT = {
     errno.EAGAIN,
@@ -174,6 +178,15 @@ def stat_file(path: str) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return status if stat.S_ISREG(status.st_mode) else None
+
+
+def is_directory(path: str) -> bool:
+    """Whether there is a directory of this name. Unlike ``os.path.isdir``, raise OSError where that
+    is not known: one ``ESTALE`` must not look like a missing directory (failure F4)."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def stamp_later(fd: int, path: str, previous_ns: int) -> int:
@@ -308,7 +321,7 @@ class TemporaryFiles:
 
     def prepare(self) -> None:
         """Make the directory if it is missing, and once remove what killed writers left in it."""
-        if not os.path.isdir(self._directory):
+        if not is_directory(self._directory):
             make_directories(self._directory)
         if self._swept:
             return
@@ -344,10 +357,14 @@ class TemporaryFiles:
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch by the clock that stamps the files, which on NFS is the
-        server's (failure F6). Where nothing can be written, by the runtime's."""
+        server's (failure F6). Where nothing can be written, by the runtime's. Raises OSError for
+        any other fault: one that passes must not let the clock jump from one machine's to the
+        other's."""
         try:
             fd, path = self.open()
-        except OSError:
+        except OSError as error:
+            if error.errno not in _CANNOT_WRITE:
+                raise
             return self._runtime.now_ms()
         try:
             return os.fstat(fd).st_mtime_ns // 1_000_000
@@ -397,8 +414,10 @@ def files_below(
         elif name.startswith(prefix) and name > start_after:
             try:
                 status = entry.stat()
-            except OSError:
-                continue  # deleted since it was listed
+            except OSError as error:
+                if error.errno in _NO_FILE:
+                    continue  # deleted since it was listed, or a link that leads nowhere
+                raise  # left out, an object that is there would look deleted
             if stat.S_ISREG(status.st_mode):
                 yield ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
@@ -546,11 +565,11 @@ class LocalStore:
         path = self.file_of(key)
         begun, new = False, ""
         try:
-            if version is not None and not os.path.isdir(os.path.dirname(path)):
+            if version is not None and not is_directory(os.path.dirname(path)):
                 return outcomes.Vanished()
             self._temporary.prepare()
             lock_path = self.lock_of(key)
-            if not os.path.isdir(os.path.dirname(lock_path)):
+            if not is_directory(os.path.dirname(lock_path)):
                 make_directories(os.path.dirname(lock_path))
             # A writer that has lost its race already writes nothing. Otherwise all is written
             # before the lock is taken: a process that is suspended with the lock stops all others.
@@ -605,17 +624,17 @@ class LocalStore:
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
         check_limit(limit)
-        now_ms = self._temporary.now_ms()
         directory = directory_of(prefix)
-        if directory is None:
-            return Listing((), now_ms)
         root = self.root
         try:
+            now_ms = self._temporary.now_ms()
+            if directory is None:
+                return Listing((), now_ms)
             found = files_below(root, directory, prefix, start_after)
             objects = tuple(islice(found, limit))
             return Listing(objects, now_ms, truncated=next(found, None) is not None)
         except OSError as error:
-            raise storage_error("list", f"{root}/{directory}", error) from error
+            raise storage_error("list", f"{root}/{directory or ''}", error) from error
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""

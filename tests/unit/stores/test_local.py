@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -10,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -462,6 +463,129 @@ def test_a_directory_that_cannot_be_read_is_an_error(
     monkeypatch.setattr(FileLock, "__enter__", fail_with(errno.EACCES))
     (failure,) = store.delete_many(["a"])
     assert "cannot delete 'a': Permission denied" in failure.reason
+
+
+FAULTS = [
+    (errno.ESTALE, TransientStorageError),
+    (errno.ETIMEDOUT, TransientStorageError),
+    (errno.EIO, PermanentStorageError),
+    (errno.EACCES, PermanentStorageError),
+]
+
+
+def fail_stat_of(patch: pytest.MonkeyPatch, path: str, code: int) -> list[str]:
+    """Let ``os.stat`` fail for one path; returns the list of the calls that failed."""
+    real, failed = os.stat, []
+
+    def fail(name: Any, **how: Any) -> os.stat_result:
+        if name == path:
+            failed.append(path)
+            raise OSError(code, os.strerror(code))
+        return real(name, **how)
+
+    patch.setattr(os, "stat", fail)
+    return failed
+
+
+@pytest.mark.parametrize(("code", "kind"), FAULTS)
+@pytest.mark.parametrize(
+    "path", ["ingest", f"ingest/{RESERVED}", f"{RESERVED}/tmp", "ingest/manifest"]
+)
+def test_f4_a_stat_that_fails_does_not_mean_that_the_object_vanished(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, path: str, code: int, kind: type
+) -> None:
+    first = create(store, "ingest/manifest", b"old")
+    with monkeypatch.context() as patch:
+        failed = fail_stat_of(patch, f"{root}/{path}", code)
+        with pytest.raises(kind, match=os.strerror(code)):
+            store.put_if("ingest/manifest", b"new", first)
+    assert failed, "the fault was met"
+    assert read(store, "ingest/manifest").data == b"old"
+    assert isinstance(store.put_if("ingest/manifest", b"new", first), outcomes.Applied)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ENOTDIR])
+def test_f4_a_directory_that_is_gone_means_that_the_object_vanished(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    first = create(store, "ingest/manifest", b"old")
+    with monkeypatch.context() as patch:
+        failed = fail_stat_of(patch, f"{root}/ingest", code)
+        assert store.put_if("ingest/manifest", b"new", first) == outcomes.Vanished()
+    assert failed, "the fault was met"
+
+
+class Entry:
+    """An entry of ``os.scandir`` whose ``stat`` fails."""
+
+    def __init__(self, name: str, code: int) -> None:
+        self.name = name
+        self._code = code
+
+    def is_dir(self, **_: Any) -> bool:
+        return False
+
+    def stat(self, **_: Any) -> os.stat_result:
+        raise OSError(self._code, os.strerror(self._code))
+
+
+def list_with_a_fault(root: Path, patch: pytest.MonkeyPatch, code: int) -> list[str]:
+    """The keys of a listing, while the ``stat`` of one of its two files fails."""
+    fill(root, "in/a", "in/b")
+    real = os.scandir
+
+    @contextlib.contextmanager
+    def scandir(path: str) -> Iterator[list[Any]]:
+        with real(path) as entries:
+            yield [Entry(e.name, code) if e.name == "b" else e for e in entries]
+
+    patch.setattr(os, "scandir", scandir)
+    return keys_below(root, "in/")
+
+
+@pytest.mark.parametrize(("code", "kind"), FAULTS)
+def test_a_listing_that_cannot_stat_a_file_fails_and_does_not_leave_the_file_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type
+) -> None:
+    with pytest.raises(kind, match=os.strerror(code)):
+        list_with_a_fault(tmp_path, monkeypatch, code)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ELOOP])
+def test_a_listing_leaves_out_a_file_that_was_deleted_meanwhile_and_a_link_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    assert list_with_a_fault(tmp_path, monkeypatch, code) == ["in/a"]
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EMFILE, errno.EIO])
+def test_f6_a_listing_never_takes_another_clock_because_of_a_passing_fault(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store.put("in/a", b"")
+    real = os.open
+
+    def fail(path: str, flags: int, *how: Any) -> int:
+        if path.startswith(f"{root}/{RESERVED}/tmp/"):
+            raise OSError(code, os.strerror(code))
+        return real(path, flags, *how)
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises((TransientStorageError, PermanentStorageError), match=os.strerror(code)):
+        store.list("in/")
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_listing_where_nothing_can_be_written_takes_this_machines_clock(
+    store: LocalStore,
+    root: Path,
+    runtime: ManualRuntime,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    store.put("in/a", b"")
+    monkeypatch.setattr(os, "open", fail_with(code))
+    assert store.list("in/").now_ms == runtime.now_ms()
 
 
 @pytest.mark.parametrize(
