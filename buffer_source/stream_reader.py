@@ -564,20 +564,29 @@ def _reserve_less_memory() -> None:
         pass  # another C library, or no Unix
 
 
+_ONE_LOAD = (
+    "Spark reads a DataFrame that is joined with itself as two sources. load() it once in a query; "
+    "that DataFrame may be used several times in a union. Join within foreachBatch, where a "
+    "micro-batch can be joined with itself."
+)
+_FENCED_QUEUE = (
+    "Another streaming query or consumer reads this queue, or this query loads the queue twice. "
+    f"{_ONE_LOAD} Use one query for each queue. To look at a queue that another query reads, set "
+    "the option acknowledge to false."
+)
+_FENCED_READER = (
+    "Or this query loads the log twice by one name: in that case give each load() its own option "
+    f"reader. {_ONE_LOAD}"
+)
+
+
 @contextmanager
 def _with_advice() -> Iterator[None]:
     """Add to an error of the library what it means in a query."""
     try:
         yield
     except Fenced as error:
-        error.args = (
-            f"{error} Another streaming query or consumer reads this queue, or this query reads "
-            "it twice: it loads the queue twice, or joins a DataFrame with itself, which Spark "
-            "reads as two sources. Use one query for each queue and load() it once in it; that "
-            "DataFrame may be used several times in a union. Join within foreachBatch, where a "
-            "micro-batch can be joined with itself. To look at a queue that another query reads, "
-            "set the option acknowledge to false.",
-        )
+        error.args = (f"{error} {_FENCED_QUEUE if error.reader is None else _FENCED_READER}",)
         raise
     except MemoryError as error:
         error.args = (

@@ -191,18 +191,31 @@ class QueueFull(RetryLater):
 
 
 class Fenced(OwnershipLost):
-    """Another consumer claimed the queue after this one."""
+    """Another consumer claimed the queue, or the reader of a log, after this one.
+
+    Attributes:
+        reader: Name of the reader of a log; None for a queue.
+    """
 
     def __init__(self, key: str, epoch: int, current_epoch: int) -> None:
-        super().__init__(
-            f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
-            f"{key!r}: another consumer or query owns the queue; its status shows which. Stop this "
-            "one; a queue has one consumer at a time."
-            if not key.endswith(".json")
-            else f"consumer with epoch {epoch} was fenced by epoch {current_epoch} of {key!r}: "
-            "another consumer or query reads by this name; the queue's status shows which. Stop "
-            "this one, or give it a name of its own."
-        )
+        reader = None
+        if "_readers/" in key and key.endswith(".json"):
+            reader = key.rpartition("_readers/")[2].removesuffix(".json")
+            text = (
+                f"consumer with epoch {epoch} of reader {reader!r} was fenced by epoch "
+                f"{current_epoch} of {key!r}: another consumer or query reads by this name, or "
+                "a reset with --force moved the reader. The status of the log shows which program "
+                "has the reader now. If another program reads by this name, stop this one or give "
+                "it a name of its own; after a reset, start it again."
+            )
+        else:
+            text = (
+                f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
+                f"{key!r}: another consumer or query owns the queue; its status shows which. Stop "
+                "this one; a queue has one consumer at a time."
+            )
+        super().__init__(text)
+        self.reader = reader
         self.key = key
         self.epoch = epoch
         self.current_epoch = current_epoch

@@ -78,6 +78,11 @@ def test_every_error_survives_pickling_with_its_values(error: OpenDataBufferErro
     [
         (errors.Fenced("ingest/manifest", 7, 8), ["7", "8", "ingest/manifest", "Stop this one"]),
         (
+            errors.Fenced("ingest/_readers/billing.json", 7, 8),
+            ["reader 'billing'", "epoch 7", "epoch 8", "reset with --force", "name of its own"],
+        ),
+        (errors.Fenced("queue/of.json", 7, 8), ["owns the queue", "Stop this one"]),
+        (
             errors.PrefixConflict("ingest", "b/manifest", "a/manifest"),
             ["a/manifest", "b/manifest", "data_path_prefix"],
         ),

@@ -239,8 +239,19 @@ def with_flags(message: str) -> str:
             ),
             message,
         )
+    if "partition" in flags:
+        message = re.sub(
+            "use TopicConsumer, or name a partition by data_path_prefix",
+            "name a partition with --partition",
+            message,
+        )
     message = re.sub(
         r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
+    )
+    message = re.sub(
+        r"\b(\w+)=NAME\b",
+        lambda name: f"{flags[name[1]]} NAME" if name[1] in flags else name[0],
+        message,
     )
     # A setting of one word may be an ordinary word of the message.
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)

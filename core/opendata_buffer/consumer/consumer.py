@@ -101,7 +101,7 @@ def needs_reader(store: Store, config: QueueConfig) -> InvalidInput:
     """The error of who would take batches away from all readers of a log."""
     return InvalidInput(
         f"the queue with manifest {config.manifest_path!r} in {store.url} is a log with named "
-        "readers: set reader, for example to the name of this program. 'opendata-buffer "
+        "readers: add reader=NAME, for example with the name of this program. 'opendata-buffer "
         f"readers list {queue_hint(store.url, config)}' shows the readers that it has."
     )
 

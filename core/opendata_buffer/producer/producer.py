@@ -282,9 +282,13 @@ class Producer(Closeable):
         block, count = encode_entries(entries)
         most = self._config.max_batch_bytes
         if len(block) > most:
+            what, fix = (
+                ("a record takes", "store it elsewhere and produce its name, or split it")
+                if count == 1
+                else (f"{count} records of one call take", "split the call")
+            )
             raise errors.InvalidInput(
-                f"one call of {count} entries makes {len(block)} bytes, more than max_batch_bytes "
-                f"{most}: split it, or raise the limit here and at the consumer"
+                f"{what} {len(block)} bytes in a batch, and a batch has at most {most}: {fix}"
             )
         if message is not None:
             parse_uuid(message)

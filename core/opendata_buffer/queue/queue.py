@@ -585,8 +585,8 @@ def no_such_queue(
         lists = f"'opendata-buffer status {ownership.queue_hint(store.url, root)}' lists them"
         if ownership.PARTITION_NAME.fullmatch(prefix) is None:
             return errors.InvalidInput(
-                f"there is a topic at {store.url}, and one queue is needed: name a partition with "
-                f"--partition; {lists}"
+                f"there is a topic at {store.url}, and one queue is needed: use TopicConsumer, "
+                f"or name a partition by data_path_prefix; {lists}"
             )
         return errors.InvalidInput(
             f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"

@@ -86,8 +86,9 @@ class AzureStore(CloudStore):
         super().__init__(container, root, options, runtime=runtime)
 
     def _prepare(self) -> None:
-        load("azure.storage.blob")
-        self._options.check_s3_only("abfss" if self._host else "az")
+        scheme = "abfss" if self._host else "az"
+        load("azure.storage.blob", scheme)
+        self._options.check_s3_only(scheme)
         self._client = ProcessClient(connect, AZURE_ENVIRONMENT, self._host, self._options)
         self._continuations: OrderedDict[tuple[str, str], str] = OrderedDict()
 

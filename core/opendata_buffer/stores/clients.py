@@ -77,16 +77,17 @@ _CREDENTIAL_SOURCES: dict[str, Callable[[], Any]] = {
 }
 
 
-def load(module: str) -> Any:
-    """A module of an extra; where it is missing, the error names the command that installs it."""
+def load(module: str, scheme: str = "") -> Any:
+    """Import a module of an extra, for a store whose URL has this scheme. Where the module is
+    missing, raise InvalidInput with the command that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        scheme, extra = ("gs", "gcs") if module.startswith("google.") else ("az", "azure")
+        usual, extra = ("gs", "gcs") if module.startswith("google.") else ("az", "azure")
         raise InvalidInput(
-            f"stores of {scheme}:// need {error.name or module}, which is not installed here: "
-            f"in a checkout pip install '.[{extra}]', else pip install 'WHEEL[{extra}]' with the "
-            "path of the wheel. On a cluster the executors need it too."
+            f"stores of {scheme or usual}:// need {error.name or module}, which is not installed "
+            f"here: in a checkout pip install '.[{extra}]', else pip install 'WHEEL[{extra}]' with "
+            "the path of the wheel. On a cluster the executors need it too."
         ) from error
 
 

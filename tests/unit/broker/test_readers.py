@@ -101,7 +101,7 @@ def test_a_reader_that_was_set_back_gives_its_workers_the_batches_again(
 
 
 def test_workers_of_a_log_need_a_name_and_those_of_a_queue_have_none(make: Make) -> None:
-    with pytest.raises(InvalidInput, match="is a log with named readers: set reader"):
+    with pytest.raises(InvalidInput, match="is a log with named readers: add reader=NAME"):
         make("")
     with pytest.raises(InvalidInput, match="reader is 'a/b': use 1 to 100 letters"):
         make("a/b")

@@ -30,6 +30,7 @@ from opendata_buffer.errors import Fenced, InvalidInput
 from opendata_buffer.formats import keep_freed_memory
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.producer import Producer
+from tests.unit.cli.shell import ok
 
 
 def reader(store: Path, **options: str) -> BufferStreamReader:
@@ -217,6 +218,20 @@ def test_fenced_says_that_reading_a_queue_twice_does_this(tmp_path: Path) -> Non
     with pytest.raises(Fenced, match=r"epoch 1 was fenced by epoch 2 .*queue twice") as caught:
         first.latestOffset(end, ReadAllAvailable())
     assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
+
+
+def test_fenced_of_a_reader_of_a_log_gives_no_advice_about_queues(tmp_path: Path) -> None:
+    produce(tmp_path, b"a")
+    ok("readers", "enable", str(tmp_path), "--yes")
+    first, second = (reader(tmp_path, reader="billing") for _ in range(2))
+    end = first.latestOffset(first.initialOffset(), ReadAllAvailable())
+    second.latestOffset(second.initialOffset(), ReadAllAvailable())
+    with pytest.raises(Fenced, match=r"reader 'billing'.*loads the log twice") as caught:
+        first.latestOffset(end, ReadAllAvailable())
+    text = str(caught.value)
+    assert "a reset with --force" in text, "which fences where no other query is"
+    assert "acknowledge" not in text
+    assert "one query for each queue" not in text
 
 
 def test_a_planner_without_memory_names_the_setting(

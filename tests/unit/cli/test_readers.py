@@ -482,6 +482,15 @@ def test_what_a_log_does_not_do_names_the_command_that_does(
     assert store.list("").objects == before
 
 
+def test_taking_batches_of_a_log_without_a_name_says_how_to_give_one(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    line = fails("consume", url, "--ack", "--yes")
+    assert "is a log with named readers: add --reader NAME" in line
+    assert ok("consume", url, "--ack", "--reader", "billing", "--max-batches", "1").stdout
+
+
 def test_fsck_checks_a_log_from_its_floor_on(url: str, store: MemoryStore) -> None:
     log_of(url, 40)
     found = json_of("fsck", url)

@@ -27,7 +27,9 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import Topic
 from tests.unit.broker.local import Overtaken
 from tests.unit.consumer.local import LocalQueue
 
@@ -220,6 +222,14 @@ def test_next_batch_and_descriptors_share_one_cursor(queue: LocalQueue) -> None:
     second = consumer.next_batch()
     assert second is not None
     assert (second.sequence, consumer.fetch_descriptor(descriptor).entries) == (1, [b"a"])
+
+
+def test_a_consumer_of_a_topics_url_is_told_what_to_use_in_python(runtime: ManualRuntime) -> None:
+    store = MemoryStore()
+    Topic.create("memory://x", 2, store=store, runtime=runtime)
+    with pytest.raises(InvalidInput, match=r"use TopicConsumer, or .*data_path_prefix") as caught:
+        Consumer(ConsumerConfig(store="memory://x"), store=store, runtime=runtime)
+    assert "--partition" not in str(caught.value)
 
 
 # Fences and damage

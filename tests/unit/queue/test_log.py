@@ -397,7 +397,7 @@ def test_a_look_that_finds_nothing_is_one_request_and_an_acknowledgement_one_mor
 
 def test_a_consumer_without_a_name_is_refused_on_a_log() -> None:
     house = House()
-    with pytest.raises(InvalidInput, match="is a log with named readers: set reader"):
+    with pytest.raises(InvalidInput, match="is a log with named readers: add reader=NAME"):
         Consumer(ConsumerConfig(store=URL), store=house.store, runtime=house.runtime)
 
 

@@ -22,6 +22,11 @@ def test_a_missing_module_names_the_command(module: str, scheme: str, extra: str
         load(module)
 
 
+def test_a_missing_module_of_azure_names_the_scheme_that_was_typed() -> None:
+    with pytest.raises(InvalidInput, match=r"stores of abfss:// need azure\.no_such"):
+        load("azure.no_such", "abfss")
+
+
 class Holder:
     """``dbutils.credentials``, or the module of executors."""
 
