@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -18,8 +19,11 @@ from opendata_buffer.consumer.isolation import MOST_NOTED, ReadCommitted, Repeat
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import LogView
+from opendata_buffer.queue.queue import removed_before
 from opendata_buffer.runtime import SystemRuntime, in_parallel
 from opendata_buffer.stores.open import open_store
+
+log = logging.getLogger(__name__)
 
 
 class BufferBatchReader(DataSourceReader):
@@ -47,11 +51,14 @@ class BufferBatchReader(DataSourceReader):
         store = open_store(options.queue.store, options.queue.store_options)
         retrying = options.queue.retries(runtime)
         partitions = SourcePartitions(options, store, runtime)
+        removed: list[int] = []
 
         def queued(name: str) -> tuple[list[PartitionBatch], list[int]]:
             own = partitions.options_of(name)
             view = view_of(own, store, runtime)
             entries: list[BatchDescriptor] = []
+            if isinstance(view, Manifest) and own.starts_at_oldest:
+                removed.append(view.first_sequence)
             if view is not None:
                 repeats = Repeats(store, own.consumer, runtime, "")
                 repeats.load()
@@ -60,6 +67,8 @@ class BufferBatchReader(DataSourceReader):
             return batches, BatchSizes(store, own, runtime, retrying).estimates(batches)
 
         found = in_parallel(runtime, queued, partitions.names())
+        if count := sum(removed):
+            log.warning("%s", removed_before(count, store.url, options.queue, "this query"))
         batches = [batch for part, _ in found for batch in part]
         sizes = [size for _, part in found for size in part]
         return plan_tasks(batches, sizes, options)

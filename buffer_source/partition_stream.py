@@ -106,6 +106,11 @@ class QueueCursor:
         """The queue's next sequence, by the manifest that was read last."""
         return self._reader.next_sequence
 
+    @property
+    def is_log(self) -> bool:
+        """Whether the queue keeps what is read, for other readers."""
+        return self._claim is not None and self._claim.is_log
+
     def owns(self, position: PartitionOffset) -> bool:
         """Whether a position is of this queue, as far as ids show."""
         return position.queue in ("", self.queue_id) or not self.queue_id
@@ -137,8 +142,7 @@ class QueueCursor:
     def seek(self, begin: int) -> None:
         """Read from ``begin`` on. The position of a log's reader moves there, back or forward."""
         first = self.next_available(0)
-        is_log = self._claim is not None and self._claim.is_log
-        if is_log and not first <= begin <= self.read_end:
+        if self.is_log and not first <= begin <= self.read_end:
             self._reader.close()
             self._pending = []
             self._read_behind(begin - 1)
@@ -417,6 +421,8 @@ class PartitionStream:
         self._run_end = EVERYTHING  # With AvailableNow: the first sequence of a later run.
         self._next = 0  # Where the last answer ends.
         self._is_fresh = False  # Whether the last poll has read the manifest.
+        self.removed = 0
+        """Batches that had left the queue before this query began with its oldest one."""
         self.acknowledged: PartitionOffset | None = None
         """The last one for which :meth:`acknowledge` has nothing more to do."""
 
@@ -458,6 +464,8 @@ class PartitionStream:
                 self._starting_offset = (
                     cursor.read_end if earliest else cursor.starting_offset(self._run_end)
                 )
+                if self._options.starts_at_oldest and not earliest and not cursor.is_log:
+                    self.removed = self._starting_offset
             begin = base = self._starting_offset
             self._retrying(cursor.seek, begin)
         if start is not None and (begin != start.next or not cursor.owns(start)):

@@ -49,6 +49,7 @@ from buffer_source.schema import check_not_inferred, check_schema
 from opendata_buffer import metrics
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.queue.ownership import TOPIC_KEY
+from opendata_buffer.queue.queue import removed_before
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -149,6 +150,7 @@ class MicroBatchStream:
         self._partitions = SourcePartitions(options, store, runtime)
         self._streams: dict[str, PartitionStream] = {}
         self._log = CommitLog()
+        self._warned = False
         self._frozen: list[str] | None = None  # What a run with AvailableNow reads.
         self._left: set[str] = set()  # Partitions of offsets before, closed for good and empty.
         self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
@@ -177,6 +179,8 @@ class MicroBatchStream:
         if not unlimited:
             limits = ReadLimits(options.max_batches, options.max_bytes, options.max_records)
         current, polls = self._poll(before, limits, earliest=start is not None)
+        if start is None:
+            self._warn_of_removed()
         names = sorted(polls)
         counts = self._rate_limit(polls, limits)
 
@@ -267,6 +271,16 @@ class MicroBatchStream:
         """Stop the collectors and let the queues go; acknowledges nothing."""
         while self._streams:
             self._streams.popitem()[1].close()
+
+    def _warn_of_removed(self) -> None:
+        """Warn once if batches of a queue were removed before this new query began with the oldest
+        ones. Without the warning a new checkpoint looks like a way to read everything again."""
+        removed = sum(each.removed for each in self._streams.values())
+        if removed and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s", removed_before(removed, self._store.url, self._options.queue, "this query")
+            )
 
     def _count_retry(self) -> None:
         self._counts["retries"] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import sys
@@ -31,11 +32,14 @@ from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.framing import FRAMINGS, Framing
+from opendata_buffer.queue.queue import removed_before
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.topic.consumer import TopicConsumer, Written
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic
+
+log = logging.getLogger(__name__)
 
 PROGRAM = "opendata-buffer consume"
 AGAIN = "Run it again to read what is left."
@@ -131,6 +135,8 @@ def consume(
         elif not ack:
             reader = target.reader(AGAIN)
             reader.manifest()
+            if from_ == EARLIEST:
+                _warn_of_removed(target, reader)
             reader.seek(_begin_of(target, reader, start))
             source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
         else:
@@ -298,6 +304,14 @@ def _running(queue: Target) -> str:
         found = reader_of(queue, view_of(queue), queue.config.reader)
         return f"reader {found.name!r} ({found.who})" if found.runs else ""
     return ""
+
+
+def _warn_of_removed(queue: Target, reader: ReadOnlyReader) -> None:
+    """Warn who asks for the earliest batch of a queue that it is not the first one produced."""
+    view = reader.view()
+    if isinstance(view, Manifest) and view.first_sequence:
+        url, config = queue.store.url, queue.config
+        log.warning("%s", removed_before(view.first_sequence, url, config, "this command"))
 
 
 def _begin_of(queue: Target, reader: ReadOnlyReader, start: Start) -> int:

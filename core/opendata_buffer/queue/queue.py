@@ -564,6 +564,24 @@ def fullness(size: int, limit: int) -> str:
     )
 
 
+def removed_before(count: int, url: str, config: QueueConfig, who: str) -> str:
+    """Return a warning for a program that starts at the earliest batch of a queue, which is not
+    the first one that was produced: those who know Kafka expect to read everything again.
+
+    Args:
+        count: Batches that left the queue before, in all partitions of a topic.
+        url: The store's URL.
+        config: The queue, or one partition.
+        who: What begins to read, such as ``this query``.
+    """
+    what = "1 batch was" if count == 1 else f"{count} batches were"
+    return (
+        f"{what} read and removed before {who} and will not be read: reading a queue removes its "
+        "records. To keep them for other readers and for replays, make a log: 'opendata-buffer "
+        f"readers enable {ownership.topic_hint(url, config)} --retention 7d'"
+    )
+
+
 def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
     """Raise ``InvalidInput`` where a worker would create a queue at a mistyped path, ``QueueReset``
     where one has lost its manifest."""

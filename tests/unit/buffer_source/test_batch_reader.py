@@ -12,6 +12,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import default_schema
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, batch_key
@@ -50,6 +51,29 @@ def test_records_are_read_into_columns_by_a_reader_that_went_into_a_task(tmp_pat
     rows = [row for own, task in tasks for part in own.read(task) for row in part.to_pylist()]
     assert [(row["id"], row["_index"]) for row in rows] == [(1, 0), (3, 2)]
     assert rows[0]["at"] == datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def test_a_batch_read_of_a_consumed_queue_says_what_is_gone_and_how_to_keep_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = str(tmp_path)
+
+    def read(**given: str) -> list[str]:
+        caplog.clear()
+        wanted = SourceOptions.from_spark({"path": url, **given})
+        assert len(BufferBatchReader(wanted, default_schema()).partitions()) == 0
+        return caplog.messages
+
+    with Producer(url) as producer:
+        producer.send(b"a").result()
+    with Consumer(url) as consumer:
+        batch = consumer.next_batch()
+        assert batch is not None
+        batch.ack()
+    (message,) = read()
+    assert "1 batch was read and removed before this query" in message
+    assert f"'opendata-buffer readers enable file://{url} --retention 7d'" in message
+    assert read(startingOffsets="1") == []
 
 
 def test_what_is_queued_is_read_with_its_start_and_without_its_end(manifest: Manifest) -> None:

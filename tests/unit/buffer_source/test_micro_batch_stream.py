@@ -101,6 +101,37 @@ def test_commit_lets_batches_leave_the_queue_and_is_repeatable(world: World) -> 
     assert world.manifest() == version
 
 
+def test_a_new_query_on_a_consumed_queue_is_told_what_is_gone_and_how_to_keep_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.produce(3)
+    consume(world, 2)
+    driver = world.run(startingOffsets="earliest")
+    end, found = batch(driver, None)
+    assert found == []
+    world.produce(2)
+    assert batch(driver, end)[1] == [3, 4]
+    (message,) = caplog.messages
+    assert "3 batches were read and removed before this query" in message
+    assert "'opendata-buffer readers enable " in message
+    assert "--retention 7d'" in message
+
+
+def test_a_query_that_misses_nothing_is_not_warned(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.produce(3)
+    end, found = batch(world.run(), None)
+    assert found == [0, 1, 2]
+    batch(world.run(), end)
+    world.run().commit(end)
+    assert world.queued == []
+    batch(world.run(), end)  # the restart of a query that has read
+    batch(world.run(startingOffsets="latest"), None)
+    batch(world.run(startingOffsets="3"), None)
+    assert caplog.messages == []
+
+
 # Acknowledging from latestOffset
 
 

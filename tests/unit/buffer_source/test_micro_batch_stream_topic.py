@@ -41,6 +41,20 @@ def nexts(offset: SourceOffset) -> dict[str, int]:
     return {name: position.next for name, position in offset.partitions.items()}
 
 
+def test_a_new_query_on_consumed_partitions_is_told_once_what_is_gone(
+    world: TopicWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.append(P0, b"a", b"b")
+    world.append(P1, b"c")
+    end, _ = batch(world.run(), None)
+    world.run().commit(end)
+    batch(world.run(), None)
+    (message,) = caplog.messages
+    assert "3 batches were read and removed before this query" in message
+    assert "readers enable" in message
+    assert "--data-path-prefix" not in message, "the command is about the whole topic"
+
+
 @pytest.mark.parametrize("limit", ["maxBatchesPerTrigger", "maxOffsetsPerTrigger"])
 def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, limit: str) -> None:
     driver = world.run(**{limit: "1"})

@@ -49,6 +49,16 @@ def everything(driver: MicroBatchStream, start: SourceOffset | None = None) -> l
         found, start = found + read, end
 
 
+def test_a_new_reader_of_a_log_whose_beginning_is_gone_is_not_told_to_make_a_log(
+    world: LogWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.each(50)
+    world.lift_floor(20)
+    caplog.clear()
+    assert everything(world.run(reader="billing")) == list(range(20, 50))
+    assert caplog.messages == []
+
+
 def test_a_restarted_query_goes_on_where_its_checkpoint_is(world: LogWorld) -> None:
     world.each(50)
     first, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="10"), None)

@@ -71,6 +71,18 @@ def test_consume_looks_and_changes_nothing_at_all(url: str, store: MemoryStore) 
     assert store.list("").objects == before
 
 
+def test_looking_from_the_earliest_batch_of_a_consumed_queue_says_what_is_gone(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"], [b"b"])
+    ok("consume", url, "--ack")
+    line = ok("consume", url, "--from", "earliest").stderr
+    assert "2 batches were read and removed before this" in line
+    assert f"'opendata-buffer readers enable {url} --retention 7d'" in line
+    for words in (("consume", url), ("consume", url, "--ack")):
+        assert "removed" not in ok(*words).stderr, "the restart of a consumer is no surprise"
+
+
 def test_f25_consume_stops_at_a_missing_batch_and_keeps_what_came_before(
     url: str, store: MemoryStore
 ) -> None:
