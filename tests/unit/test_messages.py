@@ -25,6 +25,7 @@ from opendata_buffer.messages import (
     Sequencer,
     Undecided,
     build_uuid,
+    message_at,
     new_producer_id,
     parse_uuid,
     undecided,
@@ -44,6 +45,12 @@ def test_every_uuid_of_gazette_is_built_and_parsed() -> None:
         assert built.hex == vector["uuid_hex"]
         assert (built.version, built.variant) == (1, uuid.RFC_4122)
         assert parse_uuid(built) == MessageId(producer, clock, vector["flags"])
+
+
+def test_the_largest_clock_and_all_flags_fit_into_a_uuid() -> None:
+    largest = MessageId(b"\xff" * 6, 2**64 - 1, 2**10 - 1)
+    built = build_uuid(largest.producer, largest.clock, largest.flags)
+    assert parse_uuid(built) == largest
 
 
 @pytest.mark.parametrize(
@@ -69,6 +76,7 @@ def test_a_uuid_of_another_version_is_refused() -> None:
 
 def test_a_producer_id_is_never_the_address_of_a_network_card() -> None:
     assert new_producer_id(bytes) == b"\1\0\0\0\0\0"
+    assert new_producer_id(lambda size: b"\xf2abcdefgh"[:size]) == b"\xf3abcde"
 
 
 def test_the_clock_follows_the_wall_clock_and_never_goes_back() -> None:
@@ -81,6 +89,14 @@ def test_the_clock_follows_the_wall_clock_and_never_goes_back() -> None:
     assert clock.tick() == first + 1
     clock.update(1_000_001)
     assert clock.tick() > first + 2
+
+
+@pytest.mark.parametrize("clock", [0, 1, 7])
+def test_only_a_final_message_with_a_clock_is_its_producers_last(clock: int) -> None:
+    identity = build_uuid(b"123456", clock, ACK_TXN | FINAL)
+    assert message_at(41, identity) == (Message(b"123456", clock, ACK_TXN, 41, 42), clock > 0)
+    _, is_final = message_at(41, build_uuid(b"123456", clock, ACK_TXN))
+    assert not is_final
 
 
 def message(clock: int, flags: int, begin: int, producer: object = "a") -> Message:
@@ -165,6 +181,55 @@ def test_a_replay_that_is_needed_must_be_started_and_be_of_the_range() -> None:
     assert drained(sequencer) == [0, 20]
 
 
+def test_every_transaction_that_needs_a_replay_asks_for_its_own() -> None:
+    sequencer = Sequencer([ProducerState("a", 4, 0), ProducerState("b", 4, 10)])
+    sequencer.queue_uncommitted(message(7, ACK_TXN, 20))
+    sequencer.start_replay([message(5, CONTINUE_TXN, 0)])
+    assert drained(sequencer) == [0, 20]
+    sequencer.queue_uncommitted(message(7, ACK_TXN, 30, "b"))
+    with pytest.raises(InvalidInput, match="from position 10 on are no longer buffered"):
+        drained(sequencer)
+    sequencer.start_replay([message(5, CONTINUE_TXN, 10, "b")])
+    assert drained(sequencer) == [10, 30]
+
+
+def test_a_copy_goes_on_alone_from_the_same_state() -> None:
+    sequencer = Sequencer(buffer=2)
+    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0))
+    copy = sequencer.copy()
+    copy.queue_uncommitted(message(6, CONTINUE_TXN, 10))
+    # The copy has the same room: the first message left its buffer for the third.
+    assert copy.queue_uncommitted(message(7, ACK_TXN, 20)) is Outcome.ACK_COMMIT_REPLAY
+    assert copy.replay_range() == (0, 10)
+    assert sequencer.queue_uncommitted(message(6, ACK_TXN, 10)) is Outcome.ACK_COMMIT_RING
+    assert drained(sequencer) == [0, 10]
+    assert sequencer.checkpoint() == [ProducerState("a", 6, -1)]
+
+
+def test_only_transactions_that_began_before_a_loss_are_given_up() -> None:
+    sequencer = Sequencer()
+    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0))
+    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 30, "b"))
+    sequencer.drop_before(30)
+    assert sequencer.pending_from() == 30
+    assert sequencer.queue_uncommitted(message(6, ACK_TXN, 40)) is Outcome.ACK_EMPTY
+    assert drained(sequencer) == [40]
+    assert sequencer.queue_uncommitted(message(6, ACK_TXN, 50, "b")) is Outcome.ACK_COMMIT_RING
+    assert drained(sequencer) == [30, 50]
+    assert sequencer.pending_from() is None
+
+
+def test_a_producer_that_is_forgotten_begins_again_and_an_unknown_one_changes_nothing() -> None:
+    sequencer = Sequencer()
+    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0))
+    sequencer.forget("b")
+    assert sequencer.pending_from() == 0
+    sequencer.forget("a")
+    assert sequencer.pending_from() is None
+    assert sequencer.queue_uncommitted(message(5, OUTSIDE_TXN, 10)) is Outcome.OUTSIDE_COMMIT
+    assert drained(sequencer) == [10]
+
+
 def test_a_replay_without_committed_messages_and_a_buffer_without_room_are_refused() -> None:
     with pytest.raises(InvalidInput, match="without committed messages"):
         Sequencer().replay_range()
@@ -198,6 +263,10 @@ def test_a_duplicate_is_neither_counted_nor_a_new_transaction() -> None:
     twice = of((A, 2, CONTINUE_TXN), (A, 3, CONTINUE_TXN), (A, 2, CONTINUE_TXN))
     assert twice == {A: Undecided(100, 3, 2)}
     assert of((A, 2, CONTINUE_TXN), (A, 3, ACK_TXN), (A, 2, CONTINUE_TXN)) == {}
+
+
+def test_an_acknowledgement_whose_messages_have_left_the_queue_leaves_nothing_undecided() -> None:
+    assert of((A, 3, ACK_TXN), (B, 2, CONTINUE_TXN)) == {B: Undecided(101, 2, 1)}
 
 
 def test_f40_what_follows_a_final_message_is_undecided_as_readers_hold_it_back() -> None:

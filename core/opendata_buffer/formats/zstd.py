@@ -66,7 +66,7 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
         magic = int.from_bytes(data[position : position + 4], "little")
         if magic & 0xFFFFFFF0 == _SKIPPABLE_MAGIC:
             size = int.from_bytes(data[position + 4 : position + 8], "little")
-            if end - position < 8 or size > end - position - 8:
+            if size > end - position - 8:  # always so where even its size is cut
                 raise CorruptBatch(f"zstd skippable frame at byte {position} is truncated")
             position += 8 + size
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 import tracemalloc
 from itertools import accumulate
@@ -74,8 +75,9 @@ SKIPPABLE = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"
         [no_size(TEXT[:100]), compress(TEXT[100:], 19)],
         [compress(b"", 3), no_size(b""), compress(TEXT, 1), no_size(b"")],
         [SKIPPABLE, compress(TEXT, 3), b"\x5f\x2a\x4d\x18" + bytes(4)],
+        [compress(TEXT, 3), SKIPPABLE],
     ],
-    ids=["sized", "no size", "wide window", "two", "mixed", "empty ones", "skippable"],
+    ids=["sized", "no size", "wide window", "two", "mixed", "empty ones", "skippable", "last"],
 )
 def test_f22_every_frame_is_decoded_and_every_cut_inside_one_is_refused(parts: list[bytes]) -> None:
     frames = b"".join(parts)
@@ -110,6 +112,16 @@ def test_content_up_to_the_cap_is_decoded(size: int) -> None:
 @pytest.mark.parametrize("declared", [2**17 * 3 + 1, 2**40, 2**62, 2**64 - 3])
 def test_f22_a_declared_size_the_blocks_cannot_hold_is_refused(declared: int) -> None:
     refuse(rle_bomb(3, declared), "but its blocks hold at most 393216")
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [(0, b"abcde"), (1, b"a")],
+    ids=["stored", "one byte repeated"],
+)
+def test_f22_a_short_block_holds_only_what_its_header_says(kind: int, content: bytes) -> None:
+    block = (5 << 3 | kind << 1 | 1).to_bytes(3, "little") + content
+    refuse(MAGIC + b"\x20\x06" + block, "declares 6 bytes but its blocks hold at most 5")
 
 
 @pytest.mark.parametrize("declared", [0, 1, 2**17 * 3 - 1])
@@ -199,9 +211,25 @@ def test_f21_an_object_of_millions_of_tiny_blocks_is_refused_at_once() -> None:
 
 
 def test_blocks_of_all_frames_are_counted_together() -> None:
-    frame = MAGIC + b"\x00\x38" + EMPTY_BLOCK * 2_000 + b"\x01\x00\x00"
+    frame = MAGIC + b"\x00\x38" + EMPTY_BLOCK * 2_047 + b"\x01\x00\x00"
     assert len(plan_frames(memoryview(frame * 2), 1)) == 2
-    refuse(frame * 3, "has more blocks", 1)
+    with pytest.raises(CorruptBatch, match="has more blocks"):
+        plan_frames(memoryview(frame * 2 + EMPTY_FRAME), 1)
+
+
+def test_f21_a_small_frame_without_a_size_takes_no_memory_for_the_largest_batch() -> None:
+    frame = no_size(TEXT)
+    tracemalloc.start()
+    assert decompress(memoryview(frame), 256 << 20) == TEXT
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_a_higher_level_makes_a_smaller_frame() -> None:
+    words = random.Random(1)
+    text = " ".join(str(words.randrange(10_000)) for _ in range(5_000)).encode()
+    assert len(compress(text, 19)) < len(compress(text, 1))
 
 
 def test_as_many_frames_as_a_parallel_compressor_makes_are_read() -> None:

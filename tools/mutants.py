@@ -1,0 +1,255 @@
+"""Mutation testing: change the code in thousands of small ways, and see which ones no test notices.
+
+::
+
+    python -m tools.mutants                          # every module in MODULES, in about two hours
+    python -m tools.mutants formats/zstd gc          # these modules
+    python -m tools.mutants --again formats/zstd     # only the mutants that survived the last run
+
+mutmut makes the mutants and runs the tests that reach them. It needs sources under ``src/``, so
+this tool first copies the library and the tests to a folder in the user's cache. It then compares
+the survivors with ``tests/mutants.toml``, which explains the ones that no test can or should
+notice. A survivor that is missing there is printed in the form that the file has. Kill it with a
+test, or add it with a reason.
+
+The exit code is 0 when every survivor is explained and every explanation is still needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.servers import CACHE
+
+ROOT = Path(__file__).parents[1]
+EXPLAINED = ROOT / "tests" / "mutants.toml"
+FOLDER = CACHE.parent / "mutants"
+"""Holds a copy and the results of each module. Two runs must not share it."""
+
+_FORMATS = ("tests/unit/formats", "tests/golden")
+MODULES = {
+    "formats/zstd": _FORMATS,
+    "formats/batch": _FORMATS,
+    "formats/manifest": _FORMATS,
+    "formats/arrow": _FORMATS,
+    "messages": ("tests/unit/test_messages.py", "tests/golden"),
+    "consumer/isolation": (
+        "tests/unit/consumer/test_isolation.py",
+        "tests/unit/consumer/test_repeats.py",
+        "tests/unit/consumer/test_table.py",
+    ),
+    "gc": ("tests/unit/gc",),
+    "queue/log": ("tests/unit/queue/test_log.py", "tests/unit/queue/test_readers.py"),
+}
+"""The modules that are tested this way, and the tests that have to notice their mutants. Tests that
+start processes or servers are left out: they run once for every mutant."""
+
+_COPIED = ("tests", "tools", "buffer_source", "buffer_sink", "pyproject.toml")
+_SETTINGS = """\
+[mutmut]
+source_paths = src
+only_mutate = src/opendata_buffer/{module}.py
+also_copy =
+    {copied}
+pytest_add_cli_args =
+    -p
+    no:cacheprovider
+    -W
+    ignore
+    -k
+    not new_process
+pytest_add_cli_args_test_selection =
+    {tests}
+timeout_constant = 5.0
+"""
+_LITERAL = re.compile(r'"[^"]*"')
+
+
+class Mutant(NamedTuple):
+    """One mutant, named by what it changes, because mutmut's numbers change with every edit.
+
+    Attributes:
+        function: Dotted path of the function below ``opendata_buffer``.
+        before: The lines that the mutation changes, without indentation.
+        after: The same lines of the mutant. Empty where a line was removed.
+    """
+
+    function: str
+    before: str
+    after: str
+
+    @property
+    def changes_only_text(self) -> bool:
+        """Whether only the wording of an error or a line of the debug or info log differs. Tests
+        quote the part of a message that its reader acts on, not every word. A literal without a
+        space may be a key, so it counts."""
+        if self.before.startswith(("log.debug(", "log.info(")) and "\n" not in self.before:
+            return True
+        pairs = list(zip(_LITERAL.findall(self.before), _LITERAL.findall(self.after), strict=False))
+        same_code = _LITERAL.sub('""', self.before) == _LITERAL.sub('""', self.after)
+        return same_code and all(" " in before for before, after in pairs if before != after)
+
+    def toml(self) -> str:
+        """The entry of ``tests/mutants.toml`` that explains this mutant, with an empty reason."""
+        fields = {**self._asdict(), "reason": ""}
+        lines = (
+            f"{name} = {json.dumps(text, ensure_ascii=False)}" for name, text in fields.items()
+        )
+        return "\n".join(["[[explained]]", *lines])
+
+
+class Results(NamedTuple):
+    """How the mutants of one module fared."""
+
+    total: int
+    killed: int
+    texts: int
+    survivors: list[Mutant]
+
+
+def prepare(module: str, again: bool) -> Path:
+    """Copy the library and the tests to the layout that mutmut expects.
+
+    Args:
+        module: A key of :data:`MODULES`.
+        again: Keep the results of the last run.
+
+    Returns:
+        The folder to run mutmut in.
+    """
+    folder = FOLDER / module.replace("/", "-")
+    if not again:
+        shutil.rmtree(folder, ignore_errors=True)
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("src", *_COPIED):
+        source, target = ROOT / name, folder / name
+        if name == "src":
+            source, target = ROOT / "core" / "opendata_buffer", folder / "src" / "opendata_buffer"
+        if source.is_file():
+            shutil.copy2(source, target)
+        else:
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(source, target, ignore=ignore)
+    settings = _SETTINGS.format(
+        module=module,
+        copied="\n    ".join(_COPIED),
+        tests="\n    ".join(MODULES[module]),
+    )
+    (folder / "setup.cfg").write_text(settings)
+    # A test that was edited may reach other functions than before.
+    (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
+    return folder
+
+
+def run(module: str, children: int, again: bool) -> Results:
+    """Run mutmut on one module.
+
+    Args:
+        module: A key of :data:`MODULES`.
+        children: Mutants to test at the same time.
+        again: Test only the mutants that survived the last run.
+
+    Returns:
+        The numbers, and the mutants that no test noticed.
+    """
+    folder = prepare(module, again)
+    names = [name for name, code in _exit_codes(folder, module).items() if code in (0, 33)]
+    if not again or names:
+        command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children)]
+        subprocess.run([*command, *(names if again else [])], cwd=folder, check=True)
+    codes = _exit_codes(folder, module)
+    # 0: the tests passed. 33: no test reaches the function. None: the run was interrupted.
+    alive = [name for name, code in codes.items() if code in (0, 33, None)]
+    mutants = [_mutant(folder, module, name) for name in alive]
+    survivors = [mutant for mutant in mutants if not mutant.changes_only_text]
+    texts = len(mutants) - len(survivors)
+    return Results(len(codes), len(codes) - len(alive), texts, survivors)
+
+
+def _exit_codes(folder: Path, module: str) -> dict[str, int | None]:
+    """What mutmut recorded: pytest's exit code for each mutant."""
+    path = folder / "mutants" / "src" / "opendata_buffer" / f"{module}.py.meta"
+    codes: dict[str, int | None] = {}
+    if path.exists():
+        codes = json.loads(path.read_text())["exit_code_by_key"]
+    return codes
+
+
+def _mutant(folder: Path, module: str, name: str) -> Mutant:
+    """What a mutant of mutmut changes."""
+    from mutmut.mutation.diff_apply import get_diff_for_mutant
+
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        diff = get_diff_for_mutant(name, path=Path("src", "opendata_buffer", f"{module}.py"))
+    finally:
+        os.chdir(here)
+    lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
+    before = "\n".join(line[1:].strip() for line in lines if line.startswith("-"))
+    after = "\n".join(line[1:].strip() for line in lines if line.startswith("+"))
+    function = name.removeprefix("opendata_buffer.").rpartition("__mutmut_")[0]
+    # mutmut calls a function x_name, and a method xǁClassǁname.
+    function = function.replace(".x_", ".").replace(".xǁ", ".").replace("ǁ", ".")
+    return Mutant(function, before, after)
+
+
+def explained() -> dict[Mutant, str]:
+    """Read the mutants that need no test, and why."""
+    entries = tomllib.loads(EXPLAINED.read_text())["explained"]
+    return {
+        Mutant(entry["function"], entry["before"], entry["after"]): entry["reason"]
+        for entry in entries
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(MODULES))
+    parser.add_argument("--again", action="store_true", help="only the last run's survivors")
+    parser.add_argument("--max-children", type=int, default=1, help="mutants tested at once (1)")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.modules) - set(MODULES):
+        parser.error(f"unknown module {min(unknown)!r}. Use {', '.join(MODULES)}")
+    try:
+        import mutmut  # noqa: F401
+    except ImportError:
+        parser.error("mutmut is not installed. Run: pip install -e '.[mutation]'")
+    known = explained()
+    failed = False
+    for module in options.modules or MODULES:
+        results = run(module, options.max_children, options.again)
+        new = [mutant for mutant in results.survivors if mutant not in known]
+        prefix = module.replace("/", ".") + "."
+        stale = [
+            mutant
+            for mutant in known
+            if mutant.function.startswith(prefix) and mutant not in results.survivors
+        ]
+        for mutant in new:
+            print(f"\n{mutant.toml()}")
+        for mutant in stale:
+            print(f"\nexplained, but a test kills it, or it is not made any more:\n{mutant.toml()}")
+        print(
+            f"\n{module}: {results.total} mutants, {results.killed} killed, {results.texts} change "
+            f"only a text, {len(results.survivors)} survived, of them {len(new)} "
+            f"without an explanation. {len(stale)} explanations are no longer needed."
+        )
+        failed = failed or bool(new or stale)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
