@@ -413,6 +413,8 @@ class GarbageCollector:
         index = self._log.need(marked=True) if is_log else self._log.read()
         if claim is not None:
             claim.check(manifest)
+        if index is not None and manifest is not None:
+            self._log.check_gap(index, manifest)  # failure F46
         acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
         held = self._hold_reason(manifest, index, page, own_ms) or misplaced(
             manifest, self._config, self._store.url, acked

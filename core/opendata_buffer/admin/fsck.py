@@ -20,9 +20,17 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.formats.batch import key_fault, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, with_queue_in_hint
-from opendata_buffer.queue.log import Log, LogIndex, index_key, parts_folder
+from opendata_buffer.queue.log import (
+    MAX_SEGMENT_BYTES,
+    Log,
+    LogIndex,
+    OldIndex,
+    index_key,
+    parts_folder,
+)
 from opendata_buffer.queue.ownership import (
     PrefixOwner,
+    exists,
     misplaced,
     owner_key,
     owner_object,
@@ -30,6 +38,8 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import WrongChecksum, read_bytes
+
+_INDEX_NAME = "index of the log"
 
 CONCURRENCY = 8  # batches that are decoded in memory at once
 
@@ -47,6 +57,7 @@ class Kind(StrEnum):
     PREFIX = "prefix"  # no batch of the queue lies in the data prefix
     OWNER = "owner"  # an owner marker that keeps this queue out for no reason
     INDEX = "index"  # of a log: gone or damaged
+    OLD_INDEX = "old index"  # of a log: restored from an old copy
     OTHER_INDEX = "other index"  # of a log: another queue's
     SEGMENT = "segment"  # of a log, or a page of its index: gone or damaged
     CLAIMS = "claims"  # the record of workers' claims cannot be read
@@ -59,6 +70,8 @@ REPAIRED_BY = {
     Kind.OWNER: "is saved next to it, and the data prefix is given to this queue",
     Kind.REPEATED: "is copied to the quarantine and skipped: the first entry delivers the object",
     Kind.INDEX: "is made anew of the segments that are there, and keeps everything for 100 years",
+    Kind.OLD_INDEX: "is rebuilt from the segments and positions that are there, with the settings "
+    "of the old copy, which is saved next to it",
     Kind.CLAIMS: "is saved next to it and removed: every batch in the queue is handed out again",
 }
 """What repair does about a kind of problem."""
@@ -156,14 +169,19 @@ def check_queue(queue: Target) -> Report:
     log, index = Log(store, config, runtime, claim.queue_id if claim else ""), None
     if report.is_log:
         try:
-            index = log.need(marked=True)
+            index = log.view(log.need(marked=True), manifest).index
         except errors.CorruptData as error:
             key, kind = index_key(config), Kind.INDEX
+            if isinstance(error, OldIndex):
+                text = str(error)
+                report.problems.append(Finding(None, key, text, Kind.OLD_INDEX, _INDEX_NAME))
+                return report
             with suppress(errors.CorruptData):
                 if (raw := read_raw(store, key)) is not None and LogIndex.from_json(raw):
                     kind = Kind.OTHER_INDEX
-            report.problems.append(Finding(None, key, str(error), kind, "index of the log"))
+            report.problems.append(Finding(None, key, str(error), kind, _INDEX_NAME))
             return report
+        report.problems += _hidden(log, index)
         groups = _entries_of(report, config, log, index, manifest)
     handle = FetchHandle.of(config, store=store, runtime=runtime)
     for entries in groups:
@@ -182,6 +200,32 @@ def check_queue(queue: Target) -> Report:
         key = claims_key(config.data_path_prefix)
         report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
     return report
+
+
+def _hidden(log: Log, index: LogIndex) -> Iterator[Finding]:
+    """What an index calls lost although a segment has it: an old copy of the index hid the segment
+    from the program that noted the loss (failure F46)."""
+    for first, end in index.lost:
+        stored = log.stored_between(first, end)
+        if stored and _is_kept(log, stored[-1][2], end):
+            text = (
+                f"it says that sequences {first} to {end - 1} were lost, and there is a segment "
+                f"with sequences {stored[0][0]} to {stored[-1][1] - 1}: an older copy of the index "
+                "was used for a while"
+            )
+            yield Finding(None, index_key(log.config), text, Kind.OLD_INDEX, _INDEX_NAME)
+            return  # One repair brings back all of them.
+
+
+def _is_kept(log: Log, segment: str, end: int) -> bool:
+    """Whether the last batch of a segment before this sequence is there: a collector deletes the
+    oldest ones first."""
+    try:
+        found = Manifest.parse(read_bytes(log.store, segment, MAX_SEGMENT_BYTES))
+    except (errors.CorruptData, errors.ObjectNotFound):
+        return False
+    last = min(found.next_sequence, end) - 1
+    return any(exists(log.store, each.location) for each in found.entries(last, 1))
 
 
 def _check_batches(
@@ -354,7 +398,7 @@ def repair(queue: Target, plan: Sequence[Finding]) -> list[tuple[Finding, str | 
             copy = f"{finding.location}.broken-{queue.runtime.ulid()}"
             store.put(copy, read_raw(store, finding.location) or b"")
             store.delete_many([finding.location])
-        elif finding.kind is Kind.INDEX:
+        elif finding.kind in (Kind.INDEX, Kind.OLD_INDEX):
             copy = rebuild_index(queue)
         elif finding.kind is Kind.OWNER:
             copy = _replace_marker(queue, finding.location.rpartition("/")[0])

@@ -22,11 +22,12 @@ from opendata_buffer.formats.manifest import (
     salvage_entries,
 )
 from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
-from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.cas import LARGEST, CasObject
 from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
     Log,
     LogIndex,
+    OldIndex,
     Part,
     chain_of,
     index_key,
@@ -35,6 +36,7 @@ from opendata_buffer.queue.log import (
 )
 from opendata_buffer.queue.ownership import (
     OWNER_NAME,
+    IndexMark,
     QueueClaim,
     Watermark,
     claim_for_writing,
@@ -49,6 +51,8 @@ EPOCHS_AHEAD = 1_000
 """The marker lags behind the lost manifest: no saved position may point into the new entries."""
 KEEP_ALL_MS = 100 * 365 * 24 * 60 * 60 * 1000
 """The retention of a log whose index was lost: 100 years."""
+CHANGES_AHEAD = 1_000
+"""A rebuilt index counts this many changes more than any that was seen: its marker may lag."""
 
 
 @dataclass(frozen=True)
@@ -271,8 +275,16 @@ def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
     Raises CorruptData where index or a segment cannot be read: batches would be queued again.
     """
     log = Log(queue.store, queue.config, queue.runtime)
-    index = log.need(marked=True)
     locations: set[str] = set()
+    try:
+        index = log.need(marked=True)
+    except OldIndex:  # Manifest and index were restored together: what is stored is the truth.
+        end = 0
+        for _, last, key in log.stored_between(0, LARGEST):
+            stored = Manifest.parse(read_bytes(queue.store, key, MAX_SEGMENT_BYTES))
+            locations.update(stored.locations())
+            end = max(end, last)
+        return end, frozenset(locations)
     # Also those before the floor, whose objects may still be there.
     for _, segment in log.segments(replace(index, floor=0)):
         if isinstance(segment, errors.CorruptData):
@@ -282,42 +294,78 @@ def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
 
 
 def rebuild_index(queue: Target) -> str | None:
-    """Make the index of a log anew, of its segments and of the positions of its readers.
+    """Rebuild the index of a log from its segments and from the positions of its readers.
 
-    Reads all segments (failure F45). The floor is at the first batch that is there. The retention
-    is lost: everything is kept until ``readers enable --retention``. The manifest's consumer is
-    fenced. Returns where the damaged index was saved; None when there was none. Raises
-    CorruptManifest, and writes no index, where a segment that is needed cannot be read.
+    Reads all segments (failures F45, F46), and claims the manifest, which fences its consumer. The
+    settings are those of the index that is there, if it can be read: an old copy. Otherwise
+    everything is kept until ``readers enable --retention``. The floor is at the first batch that is
+    there, but not before the old floor, unless the index has lost segments that are stored.
+
+    Returns:
+        The key of the copy of the index that was there; None when there was none.
+
+    Raises:
+        CorruptManifest: A segment that is needed cannot be read. No index was written.
+        TransientStorageError: The index was changed meanwhile.
     """
     store, config, runtime = queue.store, queue.config, queue.runtime
     opened = queue.open_for_repair()
     manifest, queue_id = opened.claim_epoch(None), opened.queue_id
     folder, positions = parts_folder(config), readers_folder(config)
+    raw = read_raw(store, index_key(config))
+    old = _index_in(raw, queue_id)
+    log = Log(store, config, runtime, queue_id)
+    keep_from = 0
+    if old is not None:
+        hidden = (first for first, end in old.lost if log.stored_between(first, end))
+        keep_from = min([old.floor, *hidden])
     spans = {}
     for each in store.list(folder).objects:
         if (span := span_of_segment(each.key)) is not None:
             spans[span] = each.key
-    log = Log(store, config, runtime, queue_id)
     new, floor = None, manifest.first_sequence
     for span in chain_of(spans, manifest.first_sequence):
         segment = Manifest.parse(read_bytes(store, spans[span], MAX_SEGMENT_BYTES))
         if new is None or floor == new.end:
-            there = (e.sequence for e in segment.entries() if exists(store, e.location))
+            kept = segment.entries(max(keep_from, segment.first_sequence))
+            there = (each.sequence for each in kept if exists(store, each.location))
             floor = next(there, segment.next_sequence)
         new = new or LogIndex(queue_id, span[0], 0)
         new = new.with_segment(Part.of(segment, spans[span].removeprefix(folder)))
     new = log.with_pages(new or LogIndex(queue_id, manifest.first_sequence, 0))
     files = (each.key[len(positions) :] for each in store.list(positions).objects)
     names = (each.removesuffix(".json") for each in files if "/" not in each)
-    readers = (name for name in names if _reads(log, name))
-    new = replace(new, floor=floor, readers=tuple(sorted(readers)), retention_ms=KEEP_ALL_MS)
+    readers = tuple(sorted(name for name in names if _reads(log, name)))
+    new = replace(new, floor=max(floor, keep_from), readers=readers, retention_ms=KEEP_ALL_MS)
+    if old is not None:
+        new = replace(
+            new,
+            retention_ms=old.retention_ms,
+            retention_bytes=old.retention_bytes,
+            reader_expiry_ms=old.reader_expiry_ms,
+            others=old.others,
+        )
+    marker = IndexMark(store, config, runtime).read()
+    known = (marker.index_changes or 0) if marker is not None else 0
+    changes = max(known, 0 if old is None else old.changes, new.changes)
+    new = replace(new, changes=changes + CHANGES_AHEAD)
     saved = None
-    if (raw := read_raw(store, index_key(config))) is not None:
+    if raw is not None:
         saved = f"{index_key(config)}.broken-{runtime.ulid()}"
         store.put(saved, raw)
-        store.delete_many([index_key(config)])
-    log.change(lambda before: new if before is None else before)
+        if old is None:
+            store.delete_many([index_key(config)])
+    log.put_back(old, new)
     return saved
+
+
+def _index_in(raw: bytes | None, queue_id: str) -> LogIndex | None:
+    """The index of a queue in these bytes; None where they have none."""
+    try:
+        found = None if raw is None else LogIndex.from_json(raw)
+    except errors.CorruptData:
+        return None
+    return found if found is not None and found.queue_id == queue_id else None
 
 
 def _reads(log: Log, name: str) -> bool:

@@ -33,7 +33,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, overload
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime, deadline, remaining
-from opendata_buffer.stores.base import Blob, ConditionalPut, Get, Put, read_bytes
+from opendata_buffer.stores.base import Blob, ConditionalPut, Get, List, Put, read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
         raise errors.CorruptData(f"{key!r}: {error}") from error
 
 
-class CasStore(Get, Put, ConditionalPut, Protocol):
+class CasStore(Get, Put, ConditionalPut, List, Protocol):
     """What a :class:`CasObject` needs of a store, and a client of the broker beside it."""
 
     @property

@@ -14,6 +14,11 @@ what left it in between is in the index (decision 0038). The index is ``<prefix>
   level below. So the index stays small however long the log is.
 * What lies before ``floor`` is read and over, and may be deleted.
 * ``end``, ``floor`` and ``changes`` never fall (``tests/specification/Log.tla``).
+
+An index that was restored from an old copy would hide the segments that were named since, and the
+readers that registered since. Two things give it away (failure F46). The owner marker remembers
+how many changes the index has had. And segments are stored that begin after its end: so before
+anyone believes that entries are lost, it looks for them there.
 """
 
 from __future__ import annotations
@@ -31,7 +36,13 @@ from opendata_buffer.formats.batch import name_time_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.cas import LARGEST, CasStore, Sidecar, SidecarFields, is_number
-from opendata_buffer.queue.ownership import check_owner, owner_key, queue_hint
+from opendata_buffer.queue.ownership import (
+    IndexMark,
+    PrefixOwner,
+    check_owner,
+    owner_key,
+    queue_hint,
+)
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import read_bytes
 
@@ -257,6 +268,7 @@ def end_of_gap(sequence: int, gaps: Sequence[tuple[int, int]]) -> int:
 
 MAX_SEGMENT_BYTES = 1 << 28
 _PAGES, _SEGMENTS = 64, 4  # that are kept in memory
+_LISTED = 1_000  # parts in one page of a listing
 
 
 def index_key(config: QueueConfig) -> str:
@@ -273,12 +285,22 @@ class SegmentGone(errors.CorruptData):
     """A segment that the index named is not there."""
 
 
+class OldIndex(errors.CorruptData):
+    """The index of a log was restored from an old copy: it lacks changes that were made to it."""
+
+
 def span_of_segment(key: str) -> tuple[int, int] | None:
     """First sequence of a segment, and the one before which it ends; None of another object."""
     first, _, _ = key.rsplit("/", 1)[-1].partition("-")
     end = end_of_part(key)
     known = key.endswith(".segment") and first.isascii() and first.isdigit() and end != LARGEST
     return (int(first), end) if known and int(first) < end else None
+
+
+def _begin_of_part(key: str) -> int:
+    """The first sequence of a segment or a page, by its name; -1 of another object."""
+    first = key.rsplit("/", 1)[-1].partition("-")[0]
+    return int(first) if first.isascii() and first.isdigit() else -1
 
 
 def end_of_part(key: str) -> int:
@@ -306,7 +328,11 @@ class Log:
         self.config = config
         self.runtime = runtime
         self.queue_id = queue_id
-        self._object = INDEX.cas_object(LogIndex, store, index_key(config), runtime, config)
+        self._object = INDEX.cas_object(
+            LogIndex, store, index_key(config), runtime, config, check_read=self._checks_read()
+        )
+        self._mark = IndexMark(store, config, runtime)
+        self._true_gap = (0, 0)
         # Not methods of this object: in a cycle with it they would outlive its use.
         read = partial(_read_part, store, config)
         self._page: Callable[[Part], tuple[Part, ...]]
@@ -320,8 +346,15 @@ class Log:
         return self._object.last_seen
 
     def read(self) -> LogIndex | None:
-        """The index as it is now; None where the queue is no log. One conditional GET.
-        ``CorruptData`` where it is gone, cannot be read, or is another queue's."""
+        """Return the index as it is now; None where the queue is not a log.
+
+        Two conditional GETs: the owner marker and then the index.
+
+        Raises:
+            OldIndex: The index was restored from an old copy.
+            CorruptData: It is gone, cannot be read, or is another queue's.
+        """
+        marker = self._mark.read()
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
             raise self._gone()
@@ -333,7 +366,63 @@ class Log:
                 f"{owner_key(self.config.data_path_prefix)!r} was lost, write the old id back "
                 "into it."
             )
+        if found is not None:
+            self._check_marked(found, marker)
         return found
+
+    def _checks_read(self) -> Callable[[LogIndex, LogIndex], None]:
+        """Return the check that an index which is read now can follow the one known before."""
+        # Not a method of this object: in a cycle with it the index would outlive its use.
+        store, config = self.store, self.config
+
+        def check(known: LogIndex, now: LogIndex) -> None:
+            if known.queue_id == now.queue_id and now.changes < known.changes:
+                raise _old_index(
+                    store, config, f"had {known.changes} changes, and now {now.changes}"
+                )
+
+        return check
+
+    def _check_marked(self, index: LogIndex, marker: PrefixOwner | None) -> None:
+        if marker is None or marker.queue_id != index.queue_id or marker.index_changes is None:
+            return
+        if index.changes < marker.index_changes:
+            what = f"had {marker.index_changes} changes, and now {index.changes}"
+            raise _old_index(self.store, self.config, what)
+
+    def check_gap(self, index: LogIndex, manifest: Manifest) -> None:
+        """Check that what is missing between the index and the manifest is in no segment.
+
+        The marker may lag behind the index that it guards, so this looks at what is stored: one
+        listing for each new gap.
+
+        Raises:
+            OldIndex: Segments are stored that have the missing entries.
+        """
+        gap = index.end, manifest.first_sequence
+        if gap[0] >= gap[1] or gap == self._true_gap:
+            return
+        if found := self.stored_between(*gap):
+            first, end = found[0][0], found[-1][1]
+            what = f"ends at {index.end}, and segments of {first} to {end - 1} are stored"
+            raise _old_index(self.store, self.config, what)
+        self._true_gap = gap
+
+    def stored_between(self, first: int, end: int) -> list[tuple[int, int, str]]:
+        """Return the stored segments that have a sequence from ``first`` up to, not including,
+        ``end``, oldest first: where each begins and ends, and its key."""
+        folder = parts_folder(self.config)
+        after = f"{folder}{max(0, first - self.most_moved):020d}"
+        found: list[tuple[int, int, str]] = []
+        while True:
+            page = self.store.list(folder, start_after=after, limit=_LISTED)
+            for info in page.objects:
+                span = span_of_segment(info.key)
+                if span is not None and span[0] < end and span[1] > first:
+                    found.append((*span, info.key))
+            if not page.truncated or _begin_of_part(page.objects[-1].key) >= end:
+                return sorted(found)
+            after = page.objects[-1].key
 
     def read_unclaimed(self) -> LogIndex | None:
         """As :meth:`read`, for a process that has claimed nothing: one more read says whose index
@@ -367,19 +456,49 @@ class Log:
         )
 
     def view(self, index: LogIndex, manifest: Manifest) -> LogView:
-        """All that the log keeps, by a manifest and the index that was read after it."""
+        """Return all that the log keeps, by a manifest and the index that was read after it;
+        ``OldIndex`` as :meth:`check_gap`."""
+        self.check_gap(index, manifest)
         path = self.config.manifest_path
         return LogView(self, index, manifest, index.floor, manifest.epoch, path)
 
     def change(self, decide: Callable[[LogIndex | None], LogIndex | None]) -> LogIndex:
-        """Make a change that may be applied twice, and return the index that holds now."""
-        return self._object.change(decide)
+        """Make a change that may be applied twice, and return the index that holds now.
+
+        Notes in the owner marker how far the index got. Raises as :meth:`read`.
+        """
+        marker = self._mark.read()
+
+        def checked(before: LogIndex | None) -> LogIndex | None:
+            if before is not None:
+                self._check_marked(before, marker)
+            return decide(before)
+
+        now = self._object.change(checked)
+        if marker is None or (marker.index_changes or 0) < now.changes:
+            self._mark.note(now.queue_id, now.changes)
+        return now
+
+    def put_back(self, known: LogIndex | None, new: LogIndex) -> None:
+        """Write an index in place of the known one, which may be an old copy.
+
+        Raises:
+            TransientStorageError: The index was changed meanwhile, or the outcome is not known.
+        """
+        now = self._object.change(lambda before: new if before == known else before)
+        if now != new:
+            raise errors.TransientStorageError(
+                f"{self._object.key!r} in {self.store.url} was changed meanwhile. Stop producers, "
+                "consumers and collectors, and try again."
+            )
+        self._mark.note(new.queue_id, new.changes)
 
     def move(self, manifest: Manifest) -> LogIndex | None:
         """Move the oldest entries of a manifest into segments, if it is long. Returns the index,
         whose ``end`` says what may leave the manifest; None without a log."""
         if (index := self.read()) is None:
             return None
+        self.check_gap(index, manifest)
         while manifest.next_sequence - (first := max(index.end, manifest.first_sequence)) > (
             self.most_entries
         ):
@@ -521,6 +640,16 @@ class Log:
                 waiting += [(each, level - 1) for each in reversed(self._page(part))]
             except errors.CorruptData as error:
                 yield part, error
+
+
+def _old_index(store: CasStore, config: QueueConfig, what: str) -> OldIndex:
+    """Return the error about an index that is an old copy."""
+    return OldIndex(
+        f"{index_key(config)!r} in {store.url} went backwards: it {what}. It was restored from an "
+        "old copy, and hides newer segments and readers. Stop producers, consumers and "
+        "collectors, and run 'opendata-buffer fsck "
+        f"{queue_hint(store.url, config)} --repair', which finds them again."
+    )
 
 
 def _read_part(

@@ -6,7 +6,8 @@ names the one manifest that the prefix belongs to; a writer or collector of anot
 delete this one's batches, is refused (failure F7)::
 
     {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
-     "acked": 39, "acked_location": "ingest/01J6....batch", "grace_period_ms": 600000}
+     "acked": 39, "acked_location": "ingest/01J6....batch", "grace_period_ms": 600000,
+     "index_changes": 7}
 
 * ``manifest`` is relative to the marker, as a link would be: the same queue opened as
   ``s3://bucket`` or as ``s3://bucket/root`` has the same owner.
@@ -17,6 +18,8 @@ delete this one's batches, is refused (failure F7)::
   missing.
 * ``grace_period_ms`` is the collector's, by which all programs of the queue go (failure F5,
   decision 0037). Release 0.1 wrote none: there the first program that has one of its own does.
+* ``index_changes`` is a watermark of a log's index, which counts its own changes. An index that
+  counts fewer was restored from an old copy, and is refused (failure F46).
 """
 
 from __future__ import annotations
@@ -126,13 +129,15 @@ class PrefixOwner:
     """The owner marker of one data prefix.
 
     ``queue_id`` is empty for a marker that has none, ``watermark`` None before the first note,
-    ``grace_ms`` None for a marker of release 0.1. ``others`` are fields of later versions.
+    ``grace_ms`` None for a marker of release 0.1, ``index_changes`` None before a log's index was
+    noted. ``others`` are fields of later versions.
     """
 
     manifest_path: str
     queue_id: str
     watermark: Watermark | None = None
     grace_ms: int | None = None
+    index_changes: int | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self, data_path_prefix: str) -> bytes:
@@ -145,6 +150,8 @@ class PrefixOwner:
                 del own["acked"], own["acked_location"]
         if self.grace_ms is not None:
             own["grace_period_ms"] = self.grace_ms
+        if self.index_changes is not None:
+            own["index_changes"] = self.index_changes
         return _OWNER.encode(own, self.others)
 
     @classmethod
@@ -163,7 +170,9 @@ class PrefixOwner:
             location = "" if acked is None else acked_location
             watermark = Watermark(next_sequence, epoch, acked, location)
         grace_ms = fields.number("grace_period_ms", None, least=1)
-        return cls(manifest_path, fields.text("id", ""), watermark, grace_ms, fields.others())
+        changes = fields.number("index_changes", None)
+        queue_id = fields.text("id", "")
+        return cls(manifest_path, queue_id, watermark, grace_ms, changes, fields.others())
 
 
 class QueueClaim:
@@ -209,7 +218,13 @@ class QueueClaim:
             if known.queue_id != self.queue_id:
                 return known
             grace_ms = known.grace_ms or self.grace_ms
-            return replace(known, queue_id=ulid, watermark=watermark, grace_ms=grace_ms)
+            return replace(
+                known,
+                queue_id=ulid,
+                watermark=watermark,
+                grace_ms=grace_ms,
+                index_changes=None,
+            )
 
         owner = owner_object(self._store, self._config, self._runtime).change(renewed)
         return QueueClaim(self._store, self._config, self._runtime, owner)
@@ -381,6 +396,46 @@ def owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasO
         settings=config,
         sidecar=_OWNER,
     )
+
+
+class IndexMark:
+    """How far the index of a log got, as the owner marker of its queue remembers it.
+
+    The index counts its own changes. After each change the number is noted here, so the marker may
+    lag behind the index, and never runs ahead of it.
+    """
+
+    def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
+        self._object = owner_object(store, config, runtime)
+        # A note is worth only a short wait: the next one contains what this one does.
+        quick = config.with_timeout(min(_NOTE_DEADLINE_MS, config.timeout_ms))
+        self._quick = owner_object(store, quick, runtime)
+
+    def read(self) -> PrefixOwner | None:
+        """Return the marker, to be compared with an index that is read after it; None where it
+        says nothing. One conditional GET."""
+        try:
+            found = self._object.read()
+        except errors.CorruptData:
+            return None  # Whoever claims the queue raises the error about its marker.
+        return found if isinstance(found, PrefixOwner) else None
+
+    def note(self, queue_id: str, changes: int) -> None:
+        """Raise the number in the marker of this queue. Raises nothing: an older one is right."""
+
+        def raised(before: PrefixOwner | None) -> PrefixOwner | None:
+            if before is None or before.queue_id != queue_id:
+                return before
+            if (before.index_changes or 0) >= changes:
+                return before
+            return replace(before, index_changes=changes)
+
+        try:
+            outcome: object = self._quick.update(raised)
+        except errors.OpenDataBufferError as error:
+            outcome = error
+        if not isinstance(outcome, outcomes.Applied):
+            log.warning("the owner marker %s was not written: %s", self._quick.key, outcome)
 
 
 def manifest_object(

@@ -544,6 +544,7 @@ class ReaderQueue:
         )
 
     def _seen(self, manifest: Manifest, index: LogIndex, position: ReaderPosition) -> LogView:
+        self._log.check_gap(index, manifest)  # failure F46
         self._manifest = manifest
         first = max(position.next, index.floor)
         self.last_seen = LogView(

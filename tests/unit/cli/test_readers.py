@@ -579,6 +579,123 @@ def test_an_index_made_anew_begins_at_the_first_batch_that_is_there(
     assert records("consume", url, "--ack", "--reader", "new") == numbers(5, 40)
 
 
+# ---- an index that was restored from an old copy
+
+
+def forget_mark(store: MemoryStore) -> None:
+    """Make the owner marker as one that lags, or that an earlier release wrote."""
+    marker = json.loads(bytes_of(store, "ingest/_owner.json"))
+    del marker["index_changes"]
+    store.put("ingest/_owner.json", json.dumps(marker).encode())
+
+
+def restore_old_index(url: str, store: MemoryStore, *, batches: int = 60) -> LogIndex:
+    """Restore the index that a log had before further batches; the index that is hidden by that.
+
+    Reader ``early`` registered before the copy was made, and ``late`` after it.
+    """
+    log_of(url, 40, "--retention", "7d")
+    ok("readers", "reset", url, "early", "--to-sequence", "3")
+    copy = bytes_of(store, INDEX)
+    fill(url, *([b"%d" % number] for number in range(40, batches)))
+    ok("readers", "reset", url, "late", "--to-sequence", "5")
+    hidden = index_of(store)
+    store.put(INDEX, copy)
+    return hidden
+
+
+@pytest.mark.parametrize("marker_lags", [False, True])
+def test_f46_an_old_index_is_refused_and_fsck_finds_all_that_it_hides(
+    url: str, store: MemoryStore, marker_lags: bool
+) -> None:
+    hidden = restore_old_index(url, store)
+    old = index_of(store)
+    assert (old.end, hidden.end) == (24, 56) or old.end < hidden.end
+    if marker_lags:
+        forget_mark(store)
+    fill(url, *([b"%d" % number] for number in range(60, 100)))  # Producers go on.
+    assert index_of(store).lost == ()
+    before = {each.key for each in store.list("ingest/").objects}
+    for words in (("status",), ("gc",), ("consume", "--ack", "--reader", "early")):
+        result = run(words[0], url, *words[1:])
+        assert result.exit_code == 1, words
+        assert "'ingest/_log.json' in" in result.stderr
+        assert "went backwards" in result.stderr
+        assert f"fsck {url} --repair" in result.stderr
+        assert "v1" not in result.stdout + result.stderr
+    assert {each.key for each in store.list("ingest/").objects} == before
+    assert [each["kind"] for each in json.loads(run("fsck", url, "--json").stdout)["problems"]] == [
+        "old index"
+    ]
+    ok("fsck", url, "--repair", "--yes")
+    found = index_of(store)
+    assert (found.lost, found.readers) == ((), ("early", "late"))
+    assert (found.retention_ms, found.floor) == (7 * DAY_MS, old.floor)
+    assert found.changes > hidden.changes
+    for name, first in (("early", 3), ("late", 5), ("new", 0)):
+        assert records("consume", url, "--ack", "--reader", name) == numbers(first, 100)
+    assert json_of("status", url)["notes"] == []
+
+
+def test_f46_an_old_index_that_lacks_only_a_reader_and_a_retention_is_refused(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    copy = bytes_of(store, INDEX)
+    ok("readers", "enable", url, "--retention", "7d")
+    ok("readers", "reset", url, "late", "--to-sequence", "5")
+    store.put(INDEX, copy)
+    assert "went backwards" in fails("gc", url)
+    assert "went backwards" in fails("readers", "reset", url, "other", "--to-latest")
+    ok("fsck", url, "--repair", "--yes")
+    assert index_of(store).readers == ("late",)
+    assert records("consume", url, "--ack", "--reader", "late") == numbers(5, 40)
+
+
+@pytest.mark.parametrize("floor_passed", [False, True])
+def test_f46_fsck_brings_back_what_an_old_index_calls_lost(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, floor_passed: bool
+) -> None:
+    """As an earlier release noted it, which did not look for stored segments."""
+    restore_old_index(url, store)
+    forget_mark(store)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Log, "check_gap", lambda *_: None)
+        fill(url, *([b"%d" % number] for number in range(60, 100)))
+        ((first, end),) = index_of(store).lost
+        if floor_passed:
+            ok("readers", "reset", url, "early", "--to-latest")
+            ok("readers", "enable", url, "--retention", "none")
+            ok("gc", url)
+            assert index_of(store).floor == 100
+    result = run("fsck", url)
+    assert result.exit_code == 1
+    assert f"it says that sequences {first} to {end - 1} were lost" in result.stdout
+    ok("fsck", url, "--repair", "--yes")
+    assert index_of(store).lost == ()
+    begin = first if floor_passed else 0
+    assert records("consume", url, "--ack", "--reader", "new") == numbers(begin, 100)
+    ok("fsck", url)
+
+
+def test_f46_a_manifest_and_an_index_that_were_restored_together_lose_nothing(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    copies = {key: bytes_of(store, key) for key in (INDEX, "ingest/manifest")}
+    fill(url, *([b"%d" % number] for number in range(40, 100)))
+    for key, data in copies.items():
+        store.put(key, data)
+    assert run("fsck", url, "--repair", "--yes").exit_code == 1  # first the manifest,
+    ok("fsck", url, "--repair", "--yes")  # and then the index
+    found = []
+    with Consumer(url, reader="x", allow_data_loss=True) as consumer:
+        while (batch := consumer.next_batch()) is not None:
+            found += [each.value for each in batch.records()]
+            batch.ack()
+    assert {*found} == {*numbers(0, 100)}
+
+
 def test_an_index_of_a_queue_that_was_started_over_is_left(url: str, store: MemoryStore) -> None:
     log_of(url, 40)
     store.put(INDEX, replace(index_of(store), queue_id="another").to_json())
