@@ -70,7 +70,8 @@ pytest_add_cli_args =
     not new_process
 pytest_add_cli_args_test_selection =
     {tests}
-timeout_constant = 5.0
+timeout_constant = 3.0
+timeout_multiplier = 4.0
 """
 _LITERAL = re.compile(r'"[^"]*"')
 

@@ -145,6 +145,61 @@ def test_the_state_has_each_producers_last_clock_and_open_transaction() -> None:
     }
 
 
+def test_a_producer_is_forgotten_after_its_final_acknowledgement() -> None:
+    reader = Reader()
+    assert reader.read(con(A, 2), con(B, 2), ack(A, 3, final=True)) == [0]
+    assert list(reader.rule.to_dict()["producers"]) == [B.hex()]
+    assert len(reader.rule._seen) == 1
+
+
+def test_an_older_name_makes_no_app_and_no_producer_older() -> None:
+    reader = Reader()
+    long_ago = NOW - 31 * DAY_MS
+    reader.read(old(4), con(A, 2), ack(A, 3))
+    before = reader.rule.to_dict()
+    name = batch_key("ingest", _names.ulid_at(long_ago), Transaction("app", 3))
+    assert reader.read(name, con(A, 2, at_ms=long_ago)) == []
+    after = reader.rule.to_dict()
+    assert (after["seen"], after["producers"]) == (before["seen"], before["producers"])
+
+
+def test_a_copy_decides_like_the_original_and_leaves_it_alone() -> None:
+    reader = Reader()
+    reader.read(old(4), con(A, 2))
+    before = reader.rule.to_dict()
+    copy = reader.rule.copy()
+    assert copy.to_dict() == before
+    assert copy.offer(2, ack(A, 3), reader.replay) == [1]
+    assert copy.offer(3, old(4), reader.replay) == []
+    copy.prune(NOW)
+    assert reader.rule.to_dict() == before
+    assert reader.read(con(A, 3), ack(A, 4)) == [1, 2]
+    uncommitted = ReadCommitted("ingest", READ_UNCOMMITTED).copy()
+    assert uncommitted.offer(0, con(A, 2), reader.replay) == [0]
+
+
+def test_a_copy_in_the_middle_of_a_transaction_passes_its_rest() -> None:
+    reader = Reader()
+    reader.read(old(4))
+    assert reader.rule.copy().offer(1, old(4), reader.replay) == [1]
+
+
+def test_an_unknown_isolation_level_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'serializable': use read_committed or read_unc"):
+        ReadCommitted("ingest", "serializable")
+
+
+def test_a_restored_reader_keeps_its_isolation_level() -> None:
+    made = ReadCommitted.from_dict(TransactionFilter("x").to_dict(), "ingest", READ_UNCOMMITTED)
+    assert made.offer(0, con(A, 2), Reader().replay) == [0]
+
+
+@pytest.mark.parametrize("values", [[0, 4, 0], [2**64 - 1, -1, 0]])
+def test_the_first_and_the_last_clock_and_day_of_a_state_are_read(values: list[int]) -> None:
+    state = {"v": 1, "apps": {}, "tail": None, "producers": {A.hex(): values}}
+    assert ReadCommitted.from_dict(state, "ingest").to_dict() == state
+
+
 def test_the_state_of_the_version_before_is_read() -> None:
     before = TransactionFilter("ingest")
     before.offer(0, old(4))
@@ -168,7 +223,7 @@ def test_the_state_of_the_version_before_is_read() -> None:
 )
 def test_a_state_of_another_program_is_refused(producers: object) -> None:
     state = {"v": 1, "apps": {}, "tail": None, "producers": producers}
-    with pytest.raises(InvalidInput, match="transaction state"):
+    with pytest.raises(InvalidInput, match=r"transaction state \{'v': 1, 'apps'"):
         ReadCommitted.from_dict(state, "ingest")
 
 
@@ -210,6 +265,33 @@ def test_a_loss_gives_up_open_transactions_and_blocks_nothing() -> None:
     assert reader.replays == []
 
 
+@pytest.mark.parametrize(("through", "stable_end"), [(0, 1), (1, 3), (2, 3)])
+def test_a_loss_gives_up_only_a_transaction_whose_beginning_it_takes(
+    through: int, stable_end: int
+) -> None:
+    reader = Reader()
+    reader.read(plain(), con(A, 2), plain())
+    reader.rule.lost(through)
+    assert reader.rule.stable_end(3) == stable_end
+
+
+def test_the_rest_of_a_transaction_is_delivered_after_a_gap_and_after_a_skip() -> None:
+    reader = Reader()
+    assert reader.read(old(4)) == [0]
+    reader.rule.lost(2)
+    assert reader.rule.offer(3, old(4), reader.replay) == [3]
+    reader.rule.skip(4, old(4))
+    assert reader.rule.offer(5, old(4), reader.replay) == [5]
+
+
+def test_apps_without_a_batch_for_a_month_are_forgotten() -> None:
+    reader = Reader()
+    long_ago = _names.ulid_at(NOW - 31 * DAY_MS)
+    reader.read(batch_key("ingest", long_ago, Transaction("gone", 4)), old(4))
+    reader.rule.prune(NOW)
+    assert reader.rule.to_dict()["apps"] == {"app": 4}
+
+
 def test_read_uncommitted_delivers_all_but_acknowledgements_and_holds_nothing_back() -> None:
     reader = Reader(isolation=READ_UNCOMMITTED)
     log = [con(A, 2), con(A, 2), old(0), plain(), old(0), ack(A, 3), ack(A, 4, final=True)]
@@ -246,6 +328,31 @@ def test_an_adjacent_repeat_needs_an_entry_between() -> None:
     assert _passed([("a", 5), None, ("a", 5)]) == [0, 1]
 
 
+def test_a_prefix_that_looks_like_a_transaction_is_none() -> None:
+    made = TransactionFilter("app=a/batch=1")
+    name = batch_key("app=a/batch=1", ulid_at(NOW))
+    assert made.offer(0, name)
+    made.skip(1, name)
+    assert made.offer(2, name)
+    assert made.to_dict() == TransactionFilter("").to_dict()
+
+
+def test_a_message_of_a_named_publisher_is_no_part_of_an_apps_transactions() -> None:
+    made = TransactionFilter("ingest")
+    sent = con(A, 2, txn=Transaction("app", 7))
+    assert made.offer(0, sent)
+    made.skip(1, sent)
+    made.skip(2, "elsewhere/x.batch")
+    assert made.to_dict() == TransactionFilter("").to_dict()
+
+
+def test_f5_repeat_of_a_skipped_first_transaction_passes() -> None:
+    made = TransactionFilter("ingest")
+    made.skip(0, _location(("a", 0)))
+    assert made.offer(1, _location(("a", 1)))
+    assert made.offer(2, _location(("a", 0)))
+
+
 def test_f5_repeat_of_a_skipped_transaction_passes() -> None:
     made = TransactionFilter("ingest")
     assert made.offer(0, _location(("a", 4)))
@@ -259,6 +366,7 @@ def test_f5_repeat_of_a_skipped_transaction_passes() -> None:
     assert not made.offer(3, _location(("a", 4)))
     assert made.offer(4, _location(("a", 5)))
     assert text_of(made) == '{"v":1,"apps":{"a":6},"tail":["a",4,5],"seen":{"a":20454}}'
+    made = TransactionFilter.from_dict(made.to_dict(), "ingest")
     assert made.offer(5, _location(("a", 5)))
     assert not made.offer(6, _location(("a", 6)))
     assert not made.offer(7, _location(("a", 5)))
@@ -319,6 +427,16 @@ def test_an_app_that_wrote_nothing_for_long_is_forgotten() -> None:
     assert not made.offer(2001, dated(f"app{999 - HORIZON_DAYS:04d}", 0, day=999))
 
 
+def test_an_app_is_kept_through_the_whole_of_its_last_day() -> None:
+    made = TransactionFilter("ingest")
+    made.offer(0, dated("a", 1, day=500))
+    made.offer(1, dated("ahead", 1, day=900))
+    made.prune((501 + HORIZON_DAYS) * DAY_MS - 1)
+    assert set(made.to_dict()["apps"]) == {"a", "ahead"}
+    made.prune((501 + HORIZON_DAYS) * DAY_MS)
+    assert set(made.to_dict()["apps"]) == {"ahead"}
+
+
 def test_a_state_from_before_ages_were_kept_ages_from_now_on() -> None:
     text = '{"v":1,"apps":{"a":3,"b":4},"tail":null}'
     made = TransactionFilter.from_dict(json.loads(text), "ingest")
@@ -372,8 +490,10 @@ def test_state_is_small_fixed_json() -> None:
     ],
 )
 def test_foreign_state_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is not version 1"):
-        TransactionFilter.from_dict(json.loads(text), "ingest")
+    state = json.loads(text)
+    with pytest.raises(InvalidInput, match="is not version 1") as caught:
+        TransactionFilter.from_dict(state, "ingest")
+    assert f"transaction state {state!r} is" in str(caught.value)
 
 
 @given(

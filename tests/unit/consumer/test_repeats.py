@@ -11,10 +11,14 @@ import pytest
 
 from buffer_source.partitions import SourceOffset
 from opendata_buffer import metrics, outcomes
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer import isolation as module
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -109,6 +113,106 @@ def test_a_batch_that_was_skipped_and_queued_again_is_delivered(queue: LocalQueu
     assert drained(queue.consumer()) == []
 
 
+def test_a_batch_that_was_read_then_skipped_and_queued_again_is_delivered(
+    queue: LocalQueue,
+) -> None:
+    (a,) = queue.produce(b"a")
+    consumer = queue.consumer(ack_interval=1)
+    assert consumer.next_batch() is not None
+    consumer.skip(0)
+    queue.enqueue(a)
+    assert drained(consumer) == [(1, b"a")]
+    # It counts as delivered from now on.
+    queue.enqueue(a)
+    assert drained(queue.consumer()) == []
+
+
+def test_what_was_given_up_and_queued_again_does_not_keep_others_from_being_noted(
+    queue: LocalQueue,
+) -> None:
+    a, b = queue.produce(b"a", b"b")
+    consumer = queue.consumer(ack_interval=1)
+    consumer.next_descriptors(2)
+    consumer.skip(0)
+    queue.enqueue(a)
+    consumer.next_descriptors(1)
+    consumer.ack_through(1)
+    queue.enqueue(b)
+    assert drained(queue.consumer()) == [(2, b"a")]
+
+
+def test_a_batch_that_was_noted_and_then_given_up_is_delivered(queue: LocalQueue) -> None:
+    (a,) = queue.produce(b"a")
+    noted = queue.consumer()
+    assert noted.next_batch() is not None
+    noted._repeats.note(1)  # and then it is killed before the acknowledgement
+    consumer = queue.consumer(ack_interval=1)
+    consumer.skip(0)
+    queue.enqueue(a)
+    assert drained(consumer) == [(1, b"a")]
+
+
+def test_only_entries_before_the_acknowledgement_are_noted(queue: LocalQueue) -> None:
+    queue.produce(b"a", b"b", b"c")
+    consumer = queue.consumer(ack_interval=1)
+    consumer.next_descriptors(3)
+    for through in range(3):
+        consumer.ack_through(through)
+        note = json.loads(read_bytes(queue.store, NOTE))["batches"]
+        assert list(note.values()) == list(range(through + 1))
+
+
+def test_a_note_names_a_batch_as_earlier_releases_did(queue: LocalQueue) -> None:
+    location = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+    queue.store.put(location, encode_batch([b"a"]))
+    queue.enqueue(location)
+    drained(queue.consumer(ack_interval=1))
+    assert json.loads(read_bytes(queue.store, NOTE))["batches"] == {"XLFr6KhuSWsQh+Kj": 0}
+
+
+def test_entries_that_wait_do_not_make_the_reader_forget_earlier_ones(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_NOTED", 2)
+    a, *_ = queue.produce(b"a", b"b", b"c", b"d")
+    consumer = queue.consumer(ack_interval=1)
+    consumer.next_descriptors(4)
+    consumer.ack_through(1)
+    queue.enqueue(a)
+    (repeat,) = consumer._repeats.described(queue.manifest().entries()[-1:])
+    assert repeat.repeats == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        batch_key("ingest", "01J5T4R3KXBMZ7QV9N2WG8YDHP", Transaction("app", 7)),
+        batch_key(
+            "ingest", "01J5T4R3KXBMZ7QV9N2WG8YDHP", None, build_uuid(b"123456", 5, CONTINUE_TXN)
+        ),
+    ],
+    ids=["transaction", "message"],
+)
+def test_entries_whose_names_have_an_identity_are_left_to_the_rule_for_it(
+    queue: LocalQueue, name: str
+) -> None:
+    # Their repeat may be what counts, where the first one was skipped.
+    queue.enqueue(name, name)
+    consumer = queue.consumer()
+    assert [entry.sequence for entry in consumer.next_descriptors(3)] == [0, 1]
+    consumer.ack_through(1)
+    assert NOTE not in [info.key for info in queue.store.list("").objects]
+
+
+def test_f41_a_repeat_under_a_prefix_with_an_equals_sign_is_passed_by() -> None:
+    queue = LocalQueue()
+    config = QueueConfig(store="memory://", data_path_prefix="tenant=1")
+    repeats = Repeats(queue.store, config, queue.runtime, "")
+    name = batch_key("tenant=1", queue.runtime.ulid())
+    entries = Manifest.empty().append([NewEntry(name), NewEntry(name)]).entries()
+    assert [entry.repeats for entry in repeats.described(entries)] == [None, 0]
+
+
 def test_the_oldest_are_forgotten(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_NOTED", 2)
     a, b, c = queue.produce(b"a", b"b", b"c")
@@ -158,7 +262,26 @@ def test_a_note_that_cannot_be_read_is_replaced(
         assert drained(consumer) == [(0, b"a")]
         queue.store.delete_many([NOTE])  # also one that was deleted meanwhile
     assert len(json.loads(read_bytes(queue.store, NOTE))["batches"]) == 1
+    assert "repeats of acknowledged batches are not recognised: " in caplog.text
     assert "is not readable" in caplog.text
+    if b"batches" in text:
+        assert "field 'batches' is {'a': ''}, and not a sequence for each hash" in caplog.text
+
+
+def test_a_note_that_is_too_large_is_not_downloaded(queue: LocalQueue) -> None:
+    limits: list[int] = []
+    get = queue.store.get
+
+    def limited(key: str, **options: Any) -> Any:
+        if key == NOTE:
+            limits.append(options["max_bytes"])
+        return get(key, **options)
+
+    queue.store.get = limited  # type: ignore[method-assign]
+    queue.produce(b"a")
+    with queue.consumer() as consumer:
+        assert drained(consumer) == [(0, b"a")]
+    assert set(limits) == {256 * 1024}
 
 
 def test_f41_a_topic_delivers_a_location_once() -> None:

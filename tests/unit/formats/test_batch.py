@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import uuid
 from typing import Any
@@ -27,12 +28,16 @@ from opendata_buffer.formats.batch import (
     is_confined,
     is_ulid,
     join_records,
+    largest_object,
     later_ulid,
     location_tag,
     location_timestamp_ms,
+    name_time_ms,
     open_batch,
     parse_location,
+    prefix_of,
     seal_block,
+    seal_pieces,
     tagged_ulid,
     ulid_tag,
     ulid_timestamp_ms,
@@ -89,6 +94,7 @@ def test_zstd_footer_and_frame() -> None:
         memoryview(b"abcd"),
         memoryview(b"xabcdx")[1:5],
         memoryview(b"abcd").cast("H"),
+        memoryview(b"abcd").cast("B", [2, 2]),
     ],
 )
 def test_any_bytes_like_record(record: bytes) -> None:
@@ -101,7 +107,7 @@ def test_any_bytes_like_record(record: bytes) -> None:
     [
         (["text"], r"record 0 is str: encode it"),
         ([b"", None], r"record 1 is NoneType"),
-        ([b"", b"", 5], r"record 2 is int"),
+        ([b"", b"", 5], r"record 2 is int: pass bytes"),
         ([memoryview(b"abcd")[::2]], r"record 0 is a view with gaps"),
         ([b"x"] * 3000 + ["text"], r"record 3000 is str"),
     ],
@@ -115,6 +121,8 @@ def test_f34_record_counts_are_checked_before_building() -> None:
     for count in (-1, 2**32):
         with pytest.raises(InvalidInput, match="at most 4294967295"):
             seal_block(b"", count, Compression.NONE)
+    with pytest.raises(InvalidInput, match="cannot hold 4294967295 records"):
+        seal_block(b"", 2**32 - 1, Compression.NONE)
     with pytest.raises(InvalidInput, match="cannot hold 4 records"):
         seal_block(b"\0" * 15, 4, Compression.NONE)
     with pytest.raises(InvalidInput, match="cannot hold 0 records"):
@@ -127,6 +135,25 @@ def test_levels_outside_1_to_22_are_refused(level: int) -> None:
         encode_batch([b"a"], Compression.ZSTD, level)
 
 
+def test_level_1_is_the_default_and_22_the_highest() -> None:
+    words = random.Random(1)
+    text = " ".join(str(words.randrange(10_000)) for _ in range(5_000)).encode()
+    first, second = (encode_batch([text], Compression.ZSTD, level) for level in (1, 2))
+    assert first != second
+    assert encode_batch([text], Compression.ZSTD) == first
+    assert seal_block(encode_block([text]), 1, Compression.ZSTD) == first
+    assert b"".join(seal_pieces(encode_block([text]), 1, Compression.ZSTD)) == first
+    assert decode_batch(encode_batch([text], Compression.ZSTD, 22)) == [text]
+
+
+@pytest.mark.parametrize("size", [0, 100, 1 << 17, 1 << 20])
+def test_a_block_that_does_not_compress_fits_into_the_largest_object(size: int) -> None:
+    block = encode_block([random.Random(size).randbytes(size)] if size else [])
+    sealed = seal_block(block, int(size > 0), Compression.ZSTD, 19)
+    # Readers refuse larger objects unread, so the limit must not be far above either.
+    assert len(sealed) <= largest_object(len(block)) <= len(block) * 1.01 + 2048
+
+
 def test_f20_truncation_at_any_byte_under_a_valid_footer_is_refused() -> None:
     for size in range(len(BLOCK)):
         refuse(BLOCK[:size] + FOOTER, "truncated|cannot|footer counts 3")
@@ -136,6 +163,24 @@ def test_other_versions_and_less_than_a_footer_are_refused() -> None:
     for version in (0, 2, 65535):
         refuse(THREE[:-2] + struct.pack("<H", version), f"has version {version}, .* Upgrade here")
     refuse(FOOTER[1:], "6 bytes, less than its 7-byte footer")
+    refuse(BLOCK[:-1] + FOOTER, "record 2 of 3 ends at byte 19 of 18: the block is truncated")
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (BLOCK + struct.pack("<BIH", 0, 4, 2), "has version 2"),
+        (BLOCK + struct.pack("<BIH", 0, 5, 2), "cut or overwritten"),
+        (bytes(16) + struct.pack("<BIH", 0, 4, 2), "has version 2"),
+        (bytes(16) + struct.pack("<BIH", 1, 900, 2), "has version 2"),
+        (bytes(16) + struct.pack("<BIH", 2, 4, 2), "cut or overwritten"),
+    ],
+    ids=["none", "none, short", "none, empty records", "zstd", "another compression"],
+)
+def test_another_version_is_named_only_where_the_rest_of_the_footer_can_be_right(
+    data: bytes, fault: str
+) -> None:
+    refuse(data, fault)
 
 
 @pytest.mark.parametrize("raw", [b"<html>404</html>", b"garbage", b"\xff" * 100])
@@ -181,9 +226,14 @@ class Endless(bytes):
         return 2**32
 
 
+class Largest(bytes):
+    def __len__(self) -> int:
+        return 2**32 - 1
+
+
 def test_a_record_beyond_four_gigabytes_is_named() -> None:
-    with pytest.raises(InvalidInput, match="record 1 has 4294967296 bytes"):
-        join_records([b"a", Endless()])
+    with pytest.raises(InvalidInput, match="record 2 has 4294967296 bytes"):
+        join_records([b"a", Largest(), Endless()])
 
 
 ULID = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
@@ -227,6 +277,19 @@ def test_keys_no_store_can_hold_are_refused(key: Any, why: str) -> None:
     with pytest.raises(InvalidInput, match=why) as caught:
         check_key("some_setting", key)
     assert "some_setting" in str(caught.value)
+
+
+def test_a_refused_key_is_shown_up_to_its_eightieth_character() -> None:
+    for key, shown in (("/" + "k" * 79, "/" + "k" * 79), ("/" + "k" * 80, "/" + "k" * 79 + "…")):
+        with pytest.raises(InvalidInput) as caught:
+            check_key("some_setting", key)
+        assert f"some_setting is {shown!r}: it starts" in str(caught.value)
+
+
+def test_f23_a_location_that_leaves_the_prefix_is_not_confined() -> None:
+    assert is_confined("ingest/any name", "ingest")
+    for location in ("ingest/../other/a.batch", "ingestion/a.batch", "other/a.batch", "ingest"):
+        assert not is_confined(location, "ingest")
 
 
 @pytest.mark.parametrize(
@@ -315,6 +378,8 @@ def test_the_longest_prefix_leaves_room_for_a_message_or_a_transaction_but_not_b
     with pytest.raises(InvalidInput, match=r"1053 bytes, at most 1024.* by 29 bytes.*app id 'aaa"):
         batch_key(prefix, ULID, longest, MESSAGE)
     check_key("location", batch_key("p" * (744 - 29), ULID, longest, MESSAGE))
+    with pytest.raises(InvalidInput, match=r"shorten the data prefix 'p+ by \d+ bytes$"):
+        batch_key("p" * 1000, ULID, message=MESSAGE)
 
 
 @given(st.text(max_size=60), st.integers(0, 3))
@@ -333,6 +398,31 @@ def test_a_name_of_the_go_producer_carries_the_ulid_of_its_run() -> None:
     assert location_timestamp_ms(key) == 1_724_233_027_197
     assert location_timestamp_ms(f"{ULID}/00000000000000fe") == 1_724_233_027_197
     assert location_timestamp_ms("ingest/events/00000000000000fe") is None
+
+
+def test_the_time_of_a_batch_is_in_its_name_unless_the_name_has_the_time_of_its_run() -> None:
+    assert name_time_ms(f"any/where/{ULID}.batch") == 1_724_233_027_197
+    assert name_time_ms(f"ingest/{ULID}/00000000000000fe") is None
+    assert name_time_ms("any/where/x.batch") is None
+
+
+@pytest.mark.parametrize("prefix", ["ingest", "deep/er/prefix", "tenant=1/app=a"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{ULID}.batch",
+        f"app=a/batch=7/{ULID}.batch",
+        f"message={MESSAGE}/{ULID}.batch",
+        f"{ULID}/00000000000000fe",
+    ],
+)
+def test_the_prefix_of_a_batch_is_in_its_name(prefix: str, name: str) -> None:
+    assert prefix_of(f"{prefix}/{name}") == prefix
+
+
+@pytest.mark.parametrize("location", ["", "ingest", f"{ULID}.batch", "ingest/other.parquet"])
+def test_a_name_that_producers_do_not_give_has_no_prefix(location: str) -> None:
+    assert prefix_of(location) is None
 
 
 @pytest.mark.parametrize(
