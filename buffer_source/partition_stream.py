@@ -33,6 +33,8 @@ from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.log import LogView
 from opendata_buffer.queue.ownership import ends_before, owner_key, topic_hint
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import ReaderQueue
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
 
@@ -75,6 +77,7 @@ class QueueCursor:
         self._manifest_path = options.consumer.manifest_path
         self.queue_id = "" if self._claim is None else self._claim.queue_id
         self._reader: Consumer | ReadOnlyReader
+        self._queue: Queue | ReaderQueue | None = None  # None where the query does not acknowledge.
         self._pending: list[BatchDescriptor] = []
         self._rebased: tuple[PartitionOffset, int] | None = None
         self._beyond: PartitionOffset | None = None  # A position that this new queue never reached.
@@ -90,6 +93,11 @@ class QueueCursor:
             retrying(self._read_behind, None)
             if start is not None:
                 self._rebase(start)
+
+    @property
+    def newly_registered(self) -> bool:
+        """Whether the log did not have the query's reader before this run."""
+        return isinstance(self._queue, ReaderQueue) and self._queue.newly_registered
 
     @property
     def read_end(self) -> int:
@@ -223,7 +231,7 @@ class QueueCursor:
             self._read_beside(last_acked)
             return
         # With the claim that was just made: a second one would ask the store twice.
-        queue = open_queue(
+        self._queue = queue = open_queue(
             self._store, self._options.consumer, self._runtime, self._claim, program=PROGRAM
         )
         try:
@@ -529,6 +537,11 @@ class PartitionStream:
     def empty(self) -> bool:
         """Whether all entries of the manifest that was read last are acknowledged."""
         return self._cursor is not None and self._cursor.end == self._cursor.acknowledged
+
+    @property
+    def newly_registered(self) -> bool:
+        """Whether the log did not have the query's reader before this run."""
+        return self._cursor is not None and self._cursor.newly_registered
 
     @property
     def backlog(self) -> int:

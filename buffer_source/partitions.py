@@ -173,6 +173,7 @@ class SourcePartitions:
         self._is_known = False  # Whether it is known that the options lead to a topic, or a queue.
         self._topic: Topic | None = None
         self._drain_at = 0.0
+        self._registered = False  # Whether the query's reader is one of the whole topic.
 
     @property
     def topic(self) -> Topic | None:
@@ -189,6 +190,15 @@ class SourcePartitions:
     def names(self) -> list[str]:
         """All partitions there are now; of a topic by one read, QueueReset if it was replaced."""
         return [ONLY] if self.topic is None else self.topic.read().names
+
+    def register_reader(self, is_new: bool) -> None:
+        """Make the query's reader one of the whole topic, if the topic does not name it or if it
+        ``is_new`` to a partition (failure F47); once in a run."""
+        if self.topic is None or self._registered:
+            return
+        if is_new or self._options.reader not in (self.topic.description.readers or {}):
+            self.topic.register_reader(self._options.reader)
+        self._registered = True
 
     def options_of(self, name: str) -> SourceOptions:
         """What the query asked for, with the queue of one partition."""

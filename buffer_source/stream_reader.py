@@ -181,6 +181,10 @@ class MicroBatchStream:
         current, polls = self._poll(before, limits, earliest=start is not None)
         if start is None:
             self._warn_of_removed()
+        if self._options.reader:
+            # Before Spark gets a record: a topic that is expanded from now on has this reader.
+            is_new = any(each.newly_registered for each in self._streams.values())
+            self._retrying(self._partitions.register_reader, is_new)
         names = sorted(polls)
         counts = self._rate_limit(polls, limits)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from opendata_buffer.queue.readers import (
     unknown_reader,
     unregister,
 )
+from opendata_buffer.runtime import in_parallel
 
 if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.
     from opendata_buffer.admin.trim import Start
@@ -163,13 +165,87 @@ def plan_reset(queue: Target, name: str, where: Start | int) -> tuple[ResetPlan,
     return ResetPlan(queue.prefix, name, before, after, again, passed, runs), view
 
 
-def delete_reader(queue: Target, name: str, view: LogView, *, force: bool = False) -> None:
-    """Delete a reader, which then holds nothing; ``InvalidInput`` for one that runs."""
-    found = reader_of(queue, view, name)
-    if found.runs and not force:
-        raise InvalidInput(
-            f"reader {name!r} runs: {found.who}. Stop it first, or give --force: it ends with an "
-            "error"
-        )
-    unregister(queue.store, view.log, name)
-    queue.store.delete_many([claims_key(queue.prefix, name)])  # of its workers
+def missing_readers(known: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """The partitions of a topic that lack a reader which other partitions have.
+
+    Args:
+        known: The readers of each active partition that is a log, by the partition's name.
+
+    Returns:
+        The partitions that lack it by the name of the reader. A reader that no partition has any
+        more has expired everywhere, and is not missing.
+    """
+    everyone = sorted({name for readers in known.values() for name in readers})
+    found = {
+        name: [partition for partition, readers in known.items() if name not in readers]
+        for name in everyone
+    }
+    return {name: partitions for name, partitions in found.items() if partitions}
+
+
+def missing_notes(known: Mapping[str, Collection[str]], words: str) -> list[str]:
+    """A sentence for each reader that some partitions lack (failure F47); ``words`` are the topic
+    as commands take it. See :func:`missing_readers`."""
+    return [
+        f"reader {name!r} is missing from {', '.join(partitions)}: batches there can be deleted "
+        f"before it reads them. Register it with 'opendata-buffer readers enable {words}'."
+        for name, partitions in missing_readers(known).items()
+    ]
+
+
+def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str]:
+    """Delete a reader of a queue, of one partition, or of a whole topic; it then holds nothing.
+
+    The topic's description forgets the reader first. Where the command is killed after that, the
+    partitions that still have the reader show it, and the command can be repeated. An expansion at
+    the same time may give the reader to the new partitions, so all are looked at again.
+
+    Returns:
+        The data prefixes of the queues that had the reader.
+
+    Raises:
+        InvalidInput: No queue has the reader; or it runs, and ``force`` is off.
+    """
+    views = _views(target)
+    held = _with_reader(views, name)
+    if not held:
+        if target.topic is not None:
+            target.topic.forget_reader(name)
+        raise unknown_reader(name, views[-1][1].index)
+    for queue, view in held:
+        found = reader_of(queue, view, name)
+        if found.runs and not force:
+            raise InvalidInput(
+                f"reader {name!r} runs: {found.who}. Stop it first, or give --force: it ends with "
+                "an error"
+            )
+    deleted = []
+    while held:
+        if target.topic is not None:
+            target.topic.forget_reader(name)
+        for queue, view in held:
+            unregister(queue.store, view.log, name)
+            queue.store.delete_many([claims_key(queue.prefix, name)])  # of its workers
+            deleted.append(queue.prefix)
+        held = [] if target.topic is None else _with_reader(_views(target), name)
+    return deleted
+
+
+def _views(target: Target) -> list[tuple[Target, LogView]]:
+    """What the log keeps, or each partition of a topic that was ever used."""
+    queues = existing(target)
+    return [*zip(queues, in_parallel(target.runtime, view_of, queues), strict=True)]
+
+
+def _with_reader(
+    views: Sequence[tuple[Target, LogView]], name: str
+) -> list[tuple[Target, LogView]]:
+    return [(queue, view) for queue, view in views if name in view.index.readers]
+
+
+def existing(target: Target) -> list[Target]:
+    """The queue, or each partition of a topic that was ever used; ``InvalidInput`` without any."""
+    found = [target] if target.topic is None else target.written()
+    if not found:
+        raise InvalidInput(f"no partition of the topic at {target.store.url} was ever written")
+    return found

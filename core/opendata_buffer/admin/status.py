@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from opendata_buffer import errors
-from opendata_buffer.admin.readers import ReaderStatus, readers_of
+from opendata_buffer.admin.readers import ReaderStatus, missing_notes, readers_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_among
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
@@ -26,12 +26,12 @@ from opendata_buffer.gc import Queued
 from opendata_buffer.quarantine import list_quarantine, quarantined_names
 from opendata_buffer.queue.cas import read_sidecar
 from opendata_buffer.queue.log import Log, LogView, name_ms
-from opendata_buffer.queue.ownership import QueueClaim, topic_hint
+from opendata_buffer.queue.ownership import QueueClaim, queue_hint, topic_hint
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.queue.readers import ConsumerInfo, read_consumer_info
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Blob, Listing, Store
-from opendata_buffer.topic.description import Partition
+from opendata_buffer.topic.description import Partition, State
 from opendata_buffer.topic.topic import Topic
 
 T = TypeVar("T")
@@ -542,6 +542,9 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
     transactions = open_among(target, manifests)
     undecided = Counter(each.partition for each in transactions)
     found = tuple(replace(each, undecided=undecided[each.name]) for each, _ in read_all)
+    logs = {each.name: each.log for each in found if each.state == State.ACTIVE and each.log}
+    known = {name: [reader.name for reader in log.readers] for name, log in logs.items()}
+    missing = missing_notes(known, queue_hint(topic.url, target.config))
     ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
     return TopicStatus(
         store=topic.url,
@@ -553,7 +556,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
         undecided=len({each.producer for each in transactions}),
         quarantined=sum(each.quarantined for each in found),
         transactions=tuple(transactions),
-        notes=_stale(transactions, topic.url, target.config),
+        notes=(*missing, *_stale(transactions, topic.url, target.config)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +13,9 @@ from opendata_buffer.admin.readers import (
     ReaderStatus,
     delete_reader,
     enable_log,
+    existing,
+    missing_notes,
+    missing_readers,
     plan_reset,
     readers_of,
     view_of,
@@ -27,6 +31,8 @@ from opendata_buffer.cli.terminal import open_console, reader_table, readers_tab
 from opendata_buffer.cli.text import confirm, format_retention, format_span, plural
 from opendata_buffer.config import check_reader_name
 from opendata_buffer.errors import Drained, InvalidInput
+from opendata_buffer.queue.log import LogIndex
+from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.queue.readers import reset_reader, unknown_reader
 from opendata_buffer.runtime import Runtime
 
@@ -83,6 +89,7 @@ def enable(
 
     Of a topic, of each partition. Nothing that is queued is lost: a reader that is new begins with
     the oldest batch. Asks first, because no consumer without a reader's name can read it then.
+    Where a partition of a topic lacks a reader that others have, the reader is registered there.
     """
     given: dict[str, int | None] = {}
     if retention is not None:
@@ -101,26 +108,60 @@ def enable(
     if plain:
         which = "the queue" if target.topic is None else plural(len(plain), "partition")
         confirm(f"{which} of {target.store.url} will be a log with named readers. {MEANS}", yes)
-    for each in target.queues():
-        try:
-            index, made = enable_log(each, **given)
-        except Drained:
-            continue  # A partition that leaves the topic has nothing to be read.
+    enabled = _enable_all(target, given)
+    for partition, (index, made, registered) in enabled.items():
         fields = {
-            "partition": each.prefix,
+            "partition": partition,
             "made": made,
             "first_sequence": index.floor,
             "retention_ms": index.retention_ms,
             "retention_bytes": index.retention_bytes,
             "reader_expiry_ms": index.reader_expiry_ms,
+            "registered": registered,
         }
         kept = format_retention(index.retention_ms, index.retention_bytes)
         line = (
-            f"{each.prefix}: {'is a log now' if made else 'is a log'}, from sequence "
+            f"{partition}: {'is a log now' if made else 'is a log'}, from sequence "
             f"{index.floor:,} on; retention: {kept}; readers expire after "
             f"{format_span(index.reader_expiry_ms)}"
         )
+        for name, sequence in registered.items():
+            line += f"\n{partition}: registered reader {name}, from sequence {sequence:,} on"
         click.echo(json.dumps(fields) if as_json else line)
+    if target.topic is None:
+        return
+    known = {
+        name: {*index.readers, *registered}
+        for name, (index, _, registered) in enabled.items()
+        if name in target.topic.description.active
+    }
+    words = queue_hint(target.store.url, target.config)
+    for name, partitions in missing_readers(known).items():
+        for lacking in partitions:
+            click.echo(
+                f"warning: reader {name!r} has expired in {lacking}, and batches that it had not "
+                f"read were deleted. 'opendata-buffer readers reset {words} {name} --to-earliest "
+                f"--partition {lacking}' lets it go on with the oldest batch that is kept.",
+                err=True,
+            )
+
+
+def _enable_all(
+    target: Target, given: dict[str, int | None]
+) -> dict[str, tuple[LogIndex, bool, dict[str, int]]]:
+    """Make logs of a queue, or of all partitions of a topic: also of those that are added while
+    this runs. Returns index, whether it is new, and the readers that were registered, by prefix."""
+    indexes = dict[str, tuple[LogIndex, bool]]()
+    done, registered = set[str](), dict[str, dict[str, int]]()
+    while new := [each for each in target.queues() if each.prefix not in done]:
+        for queue in new:
+            done.add(queue.prefix)
+            with suppress(Drained):  # A partition that leaves the topic has nothing to be read.
+                indexes[queue.prefix] = enable_log(queue, **given)
+        if target.topic is not None:
+            for name, begins in target.topic.register_missing().items():
+                registered[name] = {**registered.get(name, {}), **begins}
+    return {name: (*found, registered.get(name, {})) for name, found in indexes.items()}
 
 
 @readers.command("list", cls=Command)
@@ -189,13 +230,14 @@ def reset(
             f"{flags[kind]} is about sequences, and partitions count separately: name one with "
             "--partition"
         )
-    plans = [plan_reset(each, name, where) for each in _existing(target)]
+    plans = [plan_reset(each, name, where) for each in existing(target)]
     for plan, _ in plans:
         if plan.runs and not (force or dry_run):
             raise Failure(
                 f"reader {name!r} runs: {plan.runs}. Stop it, or give --force, which fences it: it "
                 "ends with an error"
             )
+    is_new = any(plan.before is None for plan, _ in plans)
     for plan, view in plans:
         if not dry_run:
             reset_reader(view, name, plan.after)
@@ -212,6 +254,8 @@ def reset(
                 moved = f"{plural(plan.passed, 'batch')} will be passed by"
         would = "would be set" if dry_run else "is set"
         click.echo(f"{plan.partition}: {name} {would}, {before}, to {plan.after:,}; {moved}")
+    if target.topic is not None and is_new and not dry_run:
+        target.topic.register_reader(name)
 
 
 @readers.command(cls=Command)
@@ -224,21 +268,15 @@ def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any)
     """Delete a reader: it holds nothing any more.
 
     What only it had not read may be deleted then, once the retention is over. A consumer that
-    starts with the name again begins with the oldest batch that is kept.
+    starts with the name again begins with the oldest batch that is kept. With --partition, the
+    reader is deleted there only: it stays a reader of the topic, 'status' warns that it is missing
+    from this partition, and 'readers enable' registers it there again.
     """
     target = target_of(runtime, queue)
-    deleted = False
-    for each in _existing(target):
-        view = view_of(each)
-        if name not in view.index.readers:
-            continue
-        delete_reader(each, name, view, force=force)
-        deleted = True
-        fields = {"partition": each.prefix, "deleted": name}
-        line = f"{each.prefix}: deleted reader {name}"
+    for partition in delete_reader(target, name, force=force):
+        fields = {"partition": partition, "deleted": name}
+        line = f"{partition}: deleted reader {name}"
         click.echo(json.dumps(fields) if as_json else line)
-    if not deleted:
-        raise unknown_reader(name, view.index)
 
 
 def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
@@ -253,22 +291,20 @@ def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
     return start
 
 
-def _existing(target: Target) -> list[Target]:
-    """The queue, or each partition that was ever used."""
-    found = [target] if target.topic is None else target.written()
-    if not found:
-        raise Failure(f"no partition of the topic at {target.store.url} was ever written")
-    return found
-
-
 def _readers_in(target: Target, name: str | None = None) -> list[ReaderStatus]:
-    """All readers of a log, or of all partitions, or those of a ``name``, which has to be there."""
+    """All readers of a log, or of all partitions, or those of a ``name``, which has to be there.
+    Warns of readers that some partitions of a topic lack."""
     found: list[ReaderStatus] = []
-    for each in _existing(target):
-        view = view_of(each)
-        found += readers_of(each, view, name)
+    known = dict[str, tuple[str, ...]]()
+    for queue in existing(target):
+        view = view_of(queue)
+        found += readers_of(queue, view, name)
+        if target.topic is not None and queue.prefix in target.topic.description.active:
+            known[queue.prefix] = view.index.readers
     if not found and name is not None:
         raise unknown_reader(name, view.index)
     if not found:
         click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
+    for note in missing_notes(known, queue_hint(target.store.url, target.config)):
+        click.echo(f"warning: {note}", err=True)
     return found

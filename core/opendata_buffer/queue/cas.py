@@ -172,12 +172,13 @@ class SidecarFields:
         found: list[Any] = self._get(name, default, lambda each: isinstance(each, list), "a list")
         return found
 
-    def mapping(self, name: str, default: dict[str, Any] = _REQUIRED) -> dict[str, Any]:
+    @overload
+    def mapping(self, name: str) -> dict[str, Any]: ...
+    @overload
+    def mapping(self, name: str, default: T) -> dict[str, Any] | T: ...
+    def mapping(self, name: str, default: Any = _REQUIRED) -> Any:
         """A JSON object whose names are not known beforehand."""
-        found: dict[str, Any] = self._get(
-            name, default, lambda each: isinstance(each, dict), "a JSON object"
-        )
-        return found
+        return self._get(name, default, lambda value: isinstance(value, dict), "a JSON object")
 
     def objects(self, name: str) -> list[SidecarFields]:
         """A list of JSON objects, each by its fields."""

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from opendata_buffer import errors, metrics, outcomes
@@ -282,6 +283,77 @@ def reset_reader(view: LogView, name: str, sequence: int) -> ReaderPosition:
     return reader.reset(sequence)
 
 
+def register_readers(log_: Log, names: Collection[str], program: str) -> dict[str, int]:
+    """Register readers that a log does not know, without starting a consumer of them.
+
+    A reader that has a position in this log keeps it. Any other one begins at the oldest batch that
+    the log keeps, and its position has epoch 0 until a consumer claims it. A reader that has
+    expired here, and whose next batch was collected since, is left out: it has lost batches, and
+    must learn that when it starts.
+
+    Args:
+        log_: The log; it must exist.
+        names: Readers that the log should have.
+        program: The program that registers them, as an operator sees it.
+
+    Returns:
+        By the name of each reader that was registered now, the sequence at which it begins.
+
+    Raises:
+        InvalidInput: The log would have more than 1,000 readers.
+    """
+    made = set[str]()
+    while True:
+        index = log_.need()
+        new = sorted({*names} - {*index.readers})
+        if len(index.readers) + len(new) > MOST_READERS:
+            raise _too_many(log_)
+        begins = {name: _prepare_position(log_, index, name, made, program) for name in new}
+        begins = {name: begin for name, begin in begins.items() if begin >= index.floor}
+        if not begins:
+            return {}
+        # The positions first: a collector that sees a name must find its position (decision 0038).
+        now = log_.change(partial(_with_readers, begins))
+        if now.floor <= min(begins.values()):
+            return begins
+        # The collector raised the floor, because it did not know these readers yet.
+
+
+def _with_readers(begins: Mapping[str, int], before: LogIndex | None) -> LogIndex | None:
+    if before is None or before.floor > min(begins.values()):
+        return before
+    for name in begins:
+        before = before.with_reader(name)
+    return before
+
+
+def _prepare_position(log_: Log, index: LogIndex, name: str, made: set[str], program: str) -> int:
+    """Have a position for a reader that the index does not name, and return its next sequence.
+    ``made`` are the readers whose positions this caller has made, and may move."""
+    now_ms = log_.runtime.now_ms()
+    fresh = ReaderPosition(
+        index.queue_id, index.floor, 0, program=program, since_ms=now_ms, moved_ms=now_ms
+    )
+
+    def decide(before: ReaderPosition | None) -> ReaderPosition:
+        if before is None or before.queue_id != index.queue_id:
+            made.add(name)
+            return fresh
+        if before.epoch == 0 and name in made:
+            return fresh
+        # It counts from now on. With its old time it would expire at once.
+        return replace(before, moved_ms=now_ms)
+
+    return position_object(log_, name).change(decide).next
+
+
+def _too_many(log_: Log) -> errors.InvalidInput:
+    return errors.InvalidInput(
+        f"the log has {MOST_READERS} readers: delete some with 'opendata-buffer readers delete "
+        f"{ownership.queue_hint(log_.store.url, log_.config)} NAME'"
+    )
+
+
 def unregister(store: Delete, log_: Log, name: str) -> LogIndex:
     """Delete a reader: its position first, so that its consumer does not register it again."""
     index = log_.need()
@@ -332,6 +404,8 @@ class ReaderQueue:
         self._checked_at = runtime.monotonic()
         self._moves = Interval(runtime, CHECK_S)
         self._claimed: ReaderPosition | None = None
+        self.newly_registered = False
+        """Whether this object added the reader to the index, which did not have it."""
 
     def read(self, *, check: bool = False) -> LogView:
         """The log from the reader's position on, with the epoch of the position.
@@ -373,10 +447,7 @@ class ReaderQueue:
         manifest = self._queue.read() or Manifest.empty()
         index = self._log.need(marked=self._queue.is_log)
         if self.name not in index.readers and len(index.readers) >= MOST_READERS:
-            raise errors.InvalidInput(
-                f"the log has {MOST_READERS} readers: delete some with 'opendata-buffer readers "
-                f"delete {ownership.queue_hint(self._store.url, self._config)} NAME'"
-            )
+            raise _too_many(self._log)
         if last_acked_sequence is not None and last_acked_sequence >= manifest.next_sequence:
             raise errors.QueueReset(
                 ownership.ends_before(
@@ -445,6 +516,7 @@ class ReaderQueue:
         def decide(before: LogIndex | None) -> LogIndex | None:
             if before is None or before.floor > position or (again and self.name in before.readers):
                 return before
+            self.newly_registered = self.newly_registered or self.name not in before.readers
             return before.with_reader(self.name)
 
         return self._log.change(decide)

@@ -21,6 +21,7 @@ from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause, broker_pause
+from opendata_buffer.queue.readers import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
@@ -56,6 +57,11 @@ class Written(NamedTuple):
 
 class PartitionReader(Consumer):
     """The consumer of one partition."""
+
+    @property
+    def newly_registered(self) -> bool:
+        """Whether the partition did not have this reader before."""
+        return isinstance(self._queue, ReaderQueue) and self._queue.newly_registered
 
     def flush_all(self) -> None:
         """Also dequeue what saved positions need; for a partition that is about to be sealed."""
@@ -156,6 +162,8 @@ class TopicConsumer(BatchLoop):
         self._errors: deque[errors.OpenDataBufferError] = deque()
         try:
             self._open_missing(topic.description)
+            if config.reader:
+                self._register(config.reader)
         except BaseException:
             self._close_all()
             raise
@@ -349,6 +357,14 @@ class TopicConsumer(BatchLoop):
             in_parallel(self._runtime, open_one, missing)
         finally:
             self._readers = dict(sorted((self._readers | opened).items()))
+
+    def _register(self, reader: str) -> None:
+        """Make a reader that is new to the topic, or to a partition, one of the whole topic: it
+        then misses nothing in partitions that it does not read yet (failure F47)."""
+        known = self._topic.description.readers or {}
+        is_new = any(each.newly_registered for each in self._readers.values())
+        if is_new or reader not in known:
+            self._topic.register_reader(reader)
 
     def _position_for(self, name: str) -> Position | None:
         return self._positions.get(name) or self._positions.get(f"{self._topic.url}/{name}")

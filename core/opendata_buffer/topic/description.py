@@ -5,7 +5,10 @@
     {"version": 1, "id": "01J5...", "next": 3,
      "partitions": [{"name": "p-00000-04pn", "state": "active"},
                     {"name": "p-00002-0bvb", "state": "draining", "since": 1767225600000}],
-     "left": ["p-00001-05mv"]}
+     "left": ["p-00001-05mv"], "readers": {"billing": 1767225600000}}
+
+``readers`` is there once the partitions are logs. It names the readers of the topic, and when each
+was registered: a reader that is named here is registered in every active partition (decision 0039).
 
 A partition is an ordinary v1 queue, and its name is the queue's data prefix. Its number is never
 used again, so a position in a partition that has left the topic cannot be one in another.
@@ -30,7 +33,7 @@ from enum import StrEnum
 from typing import Any
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.queue.cas import Sidecar, SidecarFields
+from opendata_buffer.queue.cas import Sidecar, SidecarFields, is_number
 from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY, exists
 from opendata_buffer.stores.base import Get
 
@@ -158,6 +161,8 @@ class TopicDescription:
         partitions: In the order of their numbers; partitioners index them in this order.
         next_number: Of the next partition.
         left: Names of partitions that have left, and whose objects are not deleted yet.
+        readers: When each named reader was registered, milliseconds since the Unix epoch; None
+            where the partitions are queues, or where an earlier release made logs of them.
         others: Fields of later versions, kept when the object is written again.
     """
 
@@ -165,6 +170,7 @@ class TopicDescription:
     partitions: tuple[Partition, ...]
     next_number: int
     left: tuple[str, ...] = ()
+    readers: Mapping[str, int] | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -263,6 +269,24 @@ class TopicDescription:
         left = tuple(name for name in self.left if name not in gone)
         return self if left == self.left else replace(self, left=left)
 
+    def with_readers(self, names: Iterable[str], now_ms: int) -> TopicDescription:
+        """The topic with exactly these readers; those that it has keep their time."""
+        known = self.readers or {}
+        return replace(self, readers={name: known.get(name, now_ms) for name in sorted(names)})
+
+    def with_reader(self, name: str, now_ms: int) -> TopicDescription:
+        """The topic with a reader that has just been registered. It differs from this one also
+        where the reader is known, so that a change which is based on this one fails."""
+        known = self.readers or {}
+        times = {**known, name: max(now_ms, known.get(name, 0) + 1)}
+        return replace(self, readers=dict(sorted(times.items())))
+
+    def without_reader(self, name: str) -> TopicDescription:
+        """The topic without a reader; the same where it has none of this name."""
+        if name not in (self.readers or {}):
+            return self
+        return self.with_readers({*(self.readers or {})} - {name}, 0)
+
     def may_leave(self, now_ms: int, after_s: float = DRAIN_S) -> list[str]:
         """Names of the partitions that have been draining for so long."""
         draining = (each for each in self.partitions if each.state is State.DRAINING)
@@ -293,8 +317,11 @@ class TopicDescription:
             | ({"since": each.since_ms} if each.since_ms else {})
             for each in self.partitions
         ]
-        left = {"left": list(self.left)} if self.left else {}
-        fields = {"id": self.topic_id, "next": self.next_number, "partitions": partitions, **left}
+        fields = {"id": self.topic_id, "next": self.next_number, "partitions": partitions}
+        if self.left:
+            fields["left"] = list(self.left)
+        if self.readers is not None:
+            fields["readers"] = dict(self.readers)
         return DESCRIPTION.encode(fields, self.others)
 
     @classmethod
@@ -307,7 +334,11 @@ class TopicDescription:
         for name in left:
             if not isinstance(name, str) or number_of(name) is None:
                 raise fields.wrong("left", "names of partitions", name)
-        found = cls(topic_id, partitions, number, tuple(left[-MAX_LEFT:]), fields.others())
+        readers = fields.mapping("readers", None)
+        for name, time_ms in (readers or {}).items():
+            if not is_number(time_ms):
+                raise fields.wrong("readers", "names with times in milliseconds", {name: time_ms})
+        found = cls(topic_id, partitions, number, tuple(left[-MAX_LEFT:]), readers, fields.others())
         if problem := found._contradiction():
             raise DESCRIPTION.unreadable(problem)
         return found

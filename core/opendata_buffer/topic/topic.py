@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
-from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.ownership import (
     LISTED_BELOW,
     OWNER_NAME,
@@ -20,8 +20,8 @@ from opendata_buffer.queue.ownership import (
     queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import enable_readers, read_positions
-from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
+from opendata_buffer.queue.readers import enable_readers, read_positions, register_readers
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import (
@@ -36,6 +36,12 @@ from opendata_buffer.transactions import TOPIC_FOLDER
 log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=QueueConfig)
+
+_PROGRAM = "opendata-buffer"
+"""What the position of a reader names as its program until a consumer claims it."""
+
+_MOST_CHANGES = 20
+"""Attempts of a change that prepares partitions first. One fails only where another change wins."""
 
 
 class Topic:
@@ -196,28 +202,139 @@ class Topic:
             InvalidInput: Fewer than there are, or more than a topic can have.
             QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
         """
-        self._make_logs(partitions)
-        return self._change(lambda before: before.expanded(partitions))
 
-    def _make_logs(self, partitions: int) -> None:
-        """Where the partitions are logs, make logs of those that are to be added, before a producer
-        writes them: their readers read all of them."""
-        before, new = self.read(), set[str]()
-        with suppress(errors.InvalidInput):  # raised again by the change
-            new = {*before.expanded(partitions).names}.difference(before.names)
-        like = self.config_of(before.active[0], self._settings)
-        if not new or (index := Log(self.store, like, self._runtime).read()) is None:
-            return
-        for config in (self.config_of(name, self._settings) for name in sorted(new)):
+        def prepare(before: TopicDescription) -> TopicDescription:
+            after = self._changed(lambda known: known.expanded(partitions), before)
+            new = sorted({*after.names}.difference(before.names))
+            return self._with_logs(before, after, new) if new else before
+
+        return self._settle(prepare)
+
+    def register_reader(self, name: str) -> TopicDescription:
+        """Register a reader in all active partitions that lack it, and then on the topic.
+
+        In a partition that lacks it, the reader begins at the oldest batch that is kept there. A
+        reader calls this when it starts for the first time, before it hands out a record. Does
+        nothing for a queue that stands for a topic.
+
+        Raises:
+            InvalidInput: A partition would have too many readers.
+            QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
+        """
+        if self.records != TOPIC_FOLDER:
+            return self.description
+
+        def prepare(before: TopicDescription) -> TopicDescription:
+            self._register([name], self._indexes(before.active))
+            return before.with_reader(name, self._runtime.now_ms())
+
+        return self._settle(prepare)
+
+    def register_missing(self) -> dict[str, dict[str, int]]:
+        """Register every reader that some partitions have in those active partitions that lack it.
+
+        Returns:
+            By partition and reader, the sequence at which the reader begins there. A reader that
+            has expired in a partition and lost batches there is not registered.
+
+        Raises:
+            InvalidInput, QueueReset, CorruptData, StorageError: As :meth:`register_reader`.
+        """
+        registered: dict[str, dict[str, int]] = {}
+
+        def prepare(before: TopicDescription) -> TopicDescription:
+            indexes = self._indexes(before.active)
+            if not indexes:
+                return before
+            names = _readers_of(indexes)
+            for partition, begins in self._register(names, indexes).items():
+                registered[partition] = {**registered.get(partition, {}), **begins}
+            return before.with_readers(names, self._runtime.now_ms())
+
+        self._settle(prepare)
+        return registered
+
+    def forget_reader(self, name: str) -> TopicDescription:
+        """Remove a reader from the topic; what the partitions know of it stays. May be repeated.
+
+        Raises:
+            QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
+        """
+        return self._change(lambda before: before.without_reader(name))
+
+    def _settle(self, prepare: Callable[[TopicDescription], TopicDescription]) -> TopicDescription:
+        """Change the description to one that ``prepare`` has made true in the partitions.
+
+        ``prepare`` gets the description as it is. Where another process changes it before ours is
+        written, what was prepared may lack a reader or a partition, so ``prepare`` is called again.
+        """
+        for _ in range(_MOST_CHANGES):
+            before = self.read()
+            after = prepare(before)
+            if after is before or self._change(partial(_replaced, before, after)) == after:
+                return after
+        raise errors.TransientStorageError(
+            f"{TOPIC_KEY!r} in {self.url} was not written: other processes changed it "
+            f"{_MOST_CHANGES} times meanwhile. Try again."
+        )
+
+    def _with_logs(
+        self, before: TopicDescription, after: TopicDescription, new: Sequence[str]
+    ) -> TopicDescription:
+        """Where the partitions are logs, make logs of new ones with all readers of the topic,
+        before a producer writes them (failure F47). Returns the description with these readers.
+
+        The readers are those that any partition has. This covers readers that only a partition
+        knows: those of earlier releases, and those that open one partition as a queue. A reader
+        that no partition has any more has expired everywhere, and is dropped.
+        """
+        indexes = self._indexes(before.names)
+        if not indexes:
+            return after
+        like, readers = next(iter(indexes.values())), _readers_of(indexes)
+
+        def make(name: str) -> None:
+            config = self.config_of(name, self._settings)
+            claim = claim_for_writing(self.store, config, runtime=self._runtime)
             enable_readers(
                 self.store,
                 config,
-                claim_for_writing(self.store, config, runtime=self._runtime),
+                claim,
                 self._runtime,
-                retention_ms=index.retention_ms,
-                retention_bytes=index.retention_bytes,
-                reader_expiry_ms=index.reader_expiry_ms,
+                retention_ms=like.retention_ms,
+                retention_bytes=like.retention_bytes,
+                reader_expiry_ms=like.reader_expiry_ms,
             )
+            log_ = Log(self.store, config, self._runtime, claim.queue_id)
+            register_readers(log_, readers, _PROGRAM)
+
+        in_parallel(self._runtime, make, new)
+        return after.with_readers(readers, self._runtime.now_ms())
+
+    def _indexes(self, names: Iterable[str]) -> dict[str, LogIndex]:
+        """The indexes of those partitions that are logs."""
+
+        def read(name: str) -> LogIndex | None:
+            config = self.config_of(name, self._settings)
+            return Log(self.store, config, self._runtime).read_unclaimed()
+
+        names = [*names]
+        found = zip(names, in_parallel(self._runtime, read, names), strict=True)
+        return {name: index for name, index in found if index is not None}
+
+    def _register(
+        self, readers: Collection[str], indexes: Mapping[str, LogIndex]
+    ) -> dict[str, dict[str, int]]:
+        """Register readers in the partitions that lack them; see :func:`.register_readers`."""
+        lacking = [name for name, index in indexes.items() if {*readers} - {*index.readers}]
+
+        def register(name: str) -> dict[str, int]:
+            config = self.config_of(name, self._settings)
+            log_ = Log(self.store, config, self._runtime, indexes[name].queue_id)
+            return register_readers(log_, readers, _PROGRAM)
+
+        found = zip(lacking, in_parallel(self._runtime, register, lacking), strict=True)
+        return {name: begins for name, begins in found if begins}
 
     def drain(self, partition: str) -> TopicDescription:
         """End the writing of a partition, by its name or its number: ``"3"``. May be repeated.
@@ -293,13 +410,18 @@ class Topic:
     def _change(self, change: Callable[[TopicDescription], TopicDescription]) -> TopicDescription:
         # Every change may be applied twice, so a lost answer needs no proof.
         def decide(before: TopicDescription | None) -> TopicDescription | None:
-            try:
-                return None if before is None else change(before)
-            except errors.InvalidInput as error:  # A description does not know where it is.
-                words = queue_hint(self.url, self._settings)
-                raise errors.InvalidInput(str(error).replace("STORE", words)) from None
+            return None if before is None else self._changed(change, before)
 
         return self._remember(self._object.update(decide))
+
+    def _changed(
+        self, change: Callable[[TopicDescription], TopicDescription], before: TopicDescription
+    ) -> TopicDescription:
+        try:
+            return change(before)
+        except errors.InvalidInput as error:  # A description does not know where it is.
+            words = queue_hint(self.url, self._settings)
+            raise errors.InvalidInput(str(error).replace("STORE", words)) from None
 
     def _remember(
         self, outcome: TopicDescription | outcomes.Outcome[TopicDescription | None]
@@ -327,6 +449,16 @@ class Topic:
                 f"{TOPIC_KEY!r} was deleted and made again, or restored from an old copy. Stop "
                 "its producers and readers, and put its latest version back."
             )
+
+
+def _replaced(
+    before: TopicDescription, after: TopicDescription, now: TopicDescription
+) -> TopicDescription:
+    return after if now == before else now
+
+
+def _readers_of(indexes: Mapping[str, LogIndex]) -> set[str]:
+    return {name for index in indexes.values() for name in index.readers}
 
 
 def _check_config(config: QueueConfig) -> None:

@@ -8,16 +8,18 @@ from contextlib import ExitStack
 import pytest
 
 from opendata_buffer.broker.worker import Worker
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import position_object, reset_reader
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.topic import Topic
 from tests.support.logs import become_log, open_view
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually, hosting
 
@@ -109,3 +111,41 @@ def test_workers_of_a_log_need_a_name_and_those_of_a_queue_have_none(make: Make)
     Queue(queue, config, runtime=RUNTIME, role="test").append([NewEntry("ingest/a.batch")])
     with pytest.raises(InvalidInput, match="is no log, and has no named readers"):
         Worker("memory://unused", store=queue, broker="auto", reader="billing")
+
+
+def test_f47_workers_of_a_reader_miss_nothing_in_a_partition_that_is_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, settings = MemoryStore(), QueueConfig(store="memory://unused")
+    topic = Topic.create(settings, 1, store=store, runtime=RUNTIME)
+    (first,) = topic.description.names
+
+    def config(partition: str) -> ConsumerConfig:
+        return ConsumerConfig(store="memory://unused", data_path_prefix=partition)
+
+    def append(partition: str) -> None:
+        claim = claim_for_writing(store, config(partition), runtime=RUNTIME)
+        location = f"{partition}/{RUNTIME.ulid()}.batch"
+        store.put(location, encode_batch([b"0"]))
+        queue = Queue(store, config(partition), runtime=RUNTIME, role="test", claim=claim)
+        queue.append([NewEntry(location)])
+
+    def work_on(partition: str, reader: str) -> list[int]:
+        settings = WorkerConfig(
+            store="memory://unused", data_path_prefix=partition, broker="host", reader=reader
+        )
+        position = position_object(Log(store, config(partition), RUNTIME), reader)
+        with Worker(settings, store=store) as worker:
+            found = work(worker, 1)
+            eventually(lambda: position.read().next == 1)  # type: ignore[union-attr]
+        return found
+
+    become_log(store, config(first), RUNTIME)
+    append(first)
+    for reader in ("billing", "search"):
+        assert work_on(first, reader) == [0]
+    (added,) = {*topic.expand(2).names} - {first}
+    append(added)
+    assert work_on(added, "search") == [0]
+    GarbageCollector(store, config(added), runtime=RUNTIME).run_once()
+    assert work_on(added, "billing") == [0]

@@ -12,14 +12,24 @@ from buffer_source.batch_reader import select
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset, view_of
 from buffer_source.stream_reader import MicroBatchStream
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
 from opendata_buffer.queue import readers
 from opendata_buffer.queue.readers import reset_reader
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import Topic
+from tests.support.logs import become_log
 from tests.unit.buffer_source.log_world import CONFIG, LogWorld
-from tests.unit.buffer_source.world import batches_of, committed_before, report_of
+from tests.unit.buffer_source.world import (
+    TopicWorld,
+    batches_of,
+    committed_before,
+    report_of,
+    values_of,
+)
 
 
 @pytest.fixture
@@ -264,3 +274,55 @@ def test_a_range_of_times_that_ends_before_it_starts_is_refused() -> None:
 
 
 # Topics
+
+
+def test_f47_a_query_that_was_down_during_an_expansion_misses_nothing(
+    runtime: ManualRuntime,
+) -> None:
+    world = TopicWorld(runtime, 2)
+    names = world.topic.description.names
+    for name in names:
+        become_log(world.store, Topic.config_of(name, CONFIG), runtime)
+        world.append(name, b"old")
+
+    def read_all(reader: str, start: SourceOffset | None) -> tuple[SourceOffset, list[bytes]]:
+        driver = world.run(reader=reader)
+        end = committed_before(driver, start)
+        values = values_of(driver, start, end)
+        driver.commit(end)
+        driver.stop()
+        return end, values
+
+    saved, values = read_all("billing", None)
+    assert values == [b"old", b"old"]
+    search, _ = read_all("search", None)
+    new = [name for name in world.topic.expand(3).names if name not in names]
+    world.append(new[0], b"new")
+    _, values = read_all("search", search)
+    assert values == [b"new"]
+    runtime.advance(10)
+    GarbageCollector(
+        world.store, Topic.config_of(new[0], ConsumerConfig(store="/world")), runtime=runtime
+    ).run_once()
+    _, values = read_all("billing", saved)
+    assert values == [b"new"]
+    topic = Topic.open(CONFIG, store=world.store, runtime=runtime)
+    assert list(topic.description.readers or ()) == ["billing", "search"]
+
+
+def test_a_query_registers_its_reader_on_the_topic_once(runtime: ManualRuntime) -> None:
+    world = TopicWorld(runtime, 2)
+    for name in world.topic.description.names:
+        become_log(world.store, Topic.config_of(name, CONFIG), runtime)
+    for _ in range(2):
+        driver = world.run(reader="billing")
+        start = None
+        for value in (b"a", b"b"):
+            world.append(world.topic.description.names[0], value)
+            runtime.advance(1)
+            start = committed_before(driver, start)
+        driver.stop()
+        times = world.topic.read().readers
+        assert times is not None
+        runtime.advance(60)
+    assert times["billing"] < runtime.now_ms() - 60_000, "the second run did not write it"

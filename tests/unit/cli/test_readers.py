@@ -15,6 +15,7 @@ from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.readers import ReaderPosition
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
     bytes_of,
     fails,
@@ -459,6 +460,90 @@ def test_the_status_of_a_topic_shows_the_readers_of_each_partition(url: str) -> 
     shown = [[each["name"] for each in part["log"]["readers"]] for part in found["partitions"]]
     assert shown == [["x"], ["x"]]
     assert f"{names[1]}: reader x: 0 batches behind" in flat("status", url)
+
+
+# ---- readers of a topic
+
+
+def named_in(url: str) -> dict[str, list[str]]:
+    """The partitions that list each reader, by its name."""
+    found: dict[str, list[str]] = {}
+    for each in lines_of("readers", "list", url):
+        found.setdefault(str(each["name"]), []).append(str(each["partition"]))
+    return found
+
+
+def test_f47_a_reader_that_a_partition_lacks_is_shown_and_registered_by_enabling_again(
+    url: str,
+) -> None:
+    names = topic_of(url, 2)
+    ok("readers", "enable", url, "--yes")
+    ok("readers", "reset", url, "billing", "--to-earliest")
+    assert json_of("status", url)["notes"] == []
+    ok("readers", "delete", url, "billing", "--partition", "1")
+    warning = f"reader 'billing' is missing from {names[1]}"
+    help_ = f"'opendata-buffer readers enable {url}'"
+    (note,) = json_of("status", url)["notes"]
+    shown = (note, flat("status", url), run("readers", "list", url).stderr)
+    assert all(warning in text and help_ in text for text in shown)
+    again = ok("readers", "enable", url).stdout
+    assert f"{names[1]}: registered reader billing, from sequence 0 on" in again
+    assert f"{names[0]}: registered" not in again
+    assert named_in(url) == {"billing": names}
+    assert json_of("status", url)["notes"] == []
+    found = lines_of("readers", "enable", url)
+    assert [each["registered"] for each in found] == [{}, {}]
+
+
+def test_f47_a_reset_of_a_new_reader_is_known_to_a_later_expansion(url: str) -> None:
+    topic_of(url, 2)
+    ok("readers", "enable", url, "--yes")
+    ok("readers", "reset", url, "billing", "--to-latest")
+    ok("topic", "expand", url, "--partitions", "4")
+    assert len(named_in(url)["billing"]) == 4
+
+
+def test_a_reader_that_is_deleted_from_a_topic_is_not_in_partitions_that_are_added(
+    url: str,
+) -> None:
+    topic_of(url, 2)
+    ok("readers", "enable", url, "--yes")
+    for name in ("billing", "search"):
+        ok("readers", "reset", url, name, "--to-earliest")
+    deleted = lines_of("readers", "delete", url, "billing")
+    assert len(deleted) == 2
+    ok("topic", "expand", url, "--partitions", "3")
+    assert {name: len(found) for name, found in named_in(url).items()} == {"search": 3}
+
+
+def test_f47_partitions_that_are_added_while_a_topic_becomes_logs_become_logs(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = topic_of(url, 2)
+    really, added = MemoryStore.put_if, [False]
+
+    def put_if(self: MemoryStore, key: str, *rest: object) -> object:
+        if key.endswith("_log.json") and not added[0]:
+            added[0] = True
+            Topic.open(url, store=store).expand(3)
+        return really(self, key, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryStore, "put_if", put_if)
+    made = lines_of("readers", "enable", url, "--yes")
+    assert added[0]
+    assert [each["made"] for each in made] == [True] * 3
+    assert [each["partition"] for each in made][:2] == names
+
+
+def test_f47_a_reader_of_one_partition_is_known_to_a_later_expansion(url: str) -> None:
+    """As workers of a reader are, which open a partition as a queue of its own."""
+    names = topic_of(url, 2)
+    ok("readers", "enable", url, "--yes")
+    for partition in ("0", "1"):
+        ok("consume", url, "--partition", partition, "--reader", "billing", "--ack")
+    ok("topic", "expand", url, "--partitions", "3")
+    found = named_in(url)["billing"]
+    assert (found[:2], len(found)) == (names, 3)
 
 
 # ---- repair

@@ -17,30 +17,29 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import position_object
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import REFRESH_S, TopicConsumer
 from opendata_buffer.topic.description import DRAIN_S
 from opendata_buffer.topic.topic import Topic
 from tests.support.logs import DAY_MS, become_log
-from tests.unit.topic.world import NAMES, URL, consuming, manifest_of
+from tests.unit.topic.world import NAMES, URL, Faulty, consuming, manifest_of
 
-RETENTION_MS = 3_600_000
+RETENTION_MS: int = 3_600_000
 
 
 class LogTopic:
     """A topic of two logs with small segments."""
 
-    def __init__(self, monkeypatch: Any) -> None:
-        monkeypatch.setattr(Log, "most_entries", 16)
-        monkeypatch.setattr(Log, "left_entries", 4)
+    retention_ms: int | None = RETENTION_MS
+
+    def __init__(self) -> None:
         self.runtime = ManualRuntime()
-        self.store = MemoryStore(now_ms=self.runtime.now_ms)
+        self.store = Faulty(now_ms=self.runtime.now_ms)
         self.queues: dict[int, Queue] = {}
         self.topic = Topic.create(URL, 2, store=self.store, runtime=self.runtime)
         for number in range(2):
             config = self.config(number)
-            become_log(self.store, config, self.runtime, retention_ms=RETENTION_MS)
+            become_log(self.store, config, self.runtime, retention_ms=self.retention_ms)
 
     def config(self, number: int) -> QueueConfig:
         return Topic.config_of(NAMES[number], QueueConfig(store=URL))
@@ -77,8 +76,14 @@ class LogTopic:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> LogTopic:
-    return LogTopic(monkeypatch)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Log, "most_entries", 16)
+    monkeypatch.setattr(Log, "left_entries", 4)
+
+
+@pytest.fixture
+def world(small_segments: None) -> LogTopic:
+    return LogTopic()
 
 
 def drained(consumer: TopicConsumer) -> list[int]:

@@ -1,0 +1,347 @@
+"""Readers are registered on the topic: expansions, first starts, and what is killed among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.queue.log import Log, LogIndex
+from opendata_buffer.queue.ownership import TOPIC_KEY
+from opendata_buffer.queue.readers import unregister
+from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.topic import Topic
+from tests.support.logs import DAY_MS
+from tests.unit.topic.test_readers import LogTopic, drained, small_segments
+from tests.unit.topic.world import NAMES, URL
+
+__all__ = ["small_segments"]
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class World(LogTopic):
+    """A topic of two logs without a retention."""
+
+    retention_ms = None
+
+    def opened(self) -> Topic:
+        """The topic as another process has it."""
+        return Topic.open(URL, store=self.store, runtime=self.runtime)
+
+    def collect(self, *partitions: int) -> None:
+        for number in partitions:
+            config = Topic.config_of(NAMES[number], ConsumerConfig(store=URL))
+            GarbageCollector(self.store, config, runtime=self.runtime).run_once()
+
+    def index(self, partition: int) -> LogIndex:
+        return Log(self.store, self.config(partition), self.runtime).need()
+
+    def readers_in(self, *partitions: int) -> list[tuple[str, ...]]:
+        return [self.index(number).readers for number in partitions]
+
+    def registered(self) -> dict[str, int] | None:
+        found = TopicDescription.from_json(bytes(self.store.get(TOPIC_KEY).data)).readers
+        return None if found is None else dict(found)
+
+    def as_of_an_earlier_release(self) -> None:
+        """Remove what earlier releases do not write."""
+        found = self.store.get(TOPIC_KEY)
+        old = TopicDescription.from_json(bytes(found.data))
+        self.store.put(TOPIC_KEY, TopicDescription(old.topic_id, old.partitions, 2).to_json())
+        assert self.registered() is None
+
+    def read_and_stop(self, reader: str, **options: Any) -> list[int]:
+        """What a reader gets until nothing waits; its process ends then."""
+        with self.consumer(reader, **options) as consumer:
+            return sorted(drained(consumer) + drained(consumer))
+
+    def kill_at_write(self, number: int, work: Callable[[], object]) -> bool:
+        """Do some work in a process that dies before a write of this number, counted from 0.
+        Returns whether it died, and not whether it ended."""
+        left = number
+
+        def die(operation: str, key: str) -> None:
+            nonlocal left
+            if operation.startswith("put"):
+                left -= 1
+                if left < 0:
+                    raise Killed
+
+        self.store.before = die
+        try:
+            work()
+        except Killed:
+            return True
+        finally:
+            self.store.heal()
+        return False
+
+
+@pytest.fixture
+def world(small_segments: None) -> World:
+    return World()
+
+
+def test_f47_a_reader_that_was_down_during_an_expansion_misses_nothing(world: World) -> None:
+    world.append(0, *range(20))
+    for reader in ("billing", "search"):
+        assert world.read_and_stop(reader) == list(range(20))
+    search = world.consumer("search")
+    world.topic.expand(4)
+    assert world.readers_in(2, 3) == [("billing", "search")] * 2
+    world.append(2, *range(20, 60))
+    world.append(3, *range(60, 100))
+    world.runtime.advance(10)
+    assert sorted(drained(search) + drained(search)) == list(range(20, 100))
+    world.collect(0, 1, 2, 3)
+    assert (world.index(2).floor, world.index(3).floor) == (0, 0), "billing has not read these"
+    assert world.read_and_stop("billing") == list(range(20, 100))
+    world.collect(2, 3)
+    assert (world.index(2).floor, world.index(3).floor) == (40, 40)
+
+
+def test_f47_readers_of_an_earlier_release_are_found_in_the_partitions(world: World) -> None:
+    world.read_and_stop("billing")
+    world.as_of_an_earlier_release()
+    world.topic = world.opened()
+    world.topic.expand(3)
+    assert world.readers_in(2) == [("billing",)]
+    assert world.registered() == {"billing": world.runtime.now_ms()}
+
+
+def test_f47_a_reader_of_one_partition_reads_the_added_ones_from_their_first_batch(
+    world: World,
+) -> None:
+    world.read_and_stop("billing", partitions=["0"])
+    assert world.readers_in(0, 1) == [("billing",)] * 2, "it is a reader of the whole topic"
+    world.append(1, 7)
+    world.read_and_stop("search")
+    world.collect(1)
+    assert world.read_and_stop("billing", partitions=["1"]) == [7]
+
+
+def test_a_reader_that_is_known_makes_no_request_for_its_registration(world: World) -> None:
+    world.read_and_stop("billing")
+    before = world.registered()
+    world.runtime.advance(60)
+    written: list[str] = []
+    world.store.after = lambda operation, key: written.append(key) if "put" in operation else None
+    world.read_and_stop("billing")
+    assert written
+    assert TOPIC_KEY not in written
+    assert world.registered() == before
+
+
+def test_a_reader_that_has_expired_everywhere_is_not_registered_again(world: World) -> None:
+    world.read_and_stop("gone")
+    world.runtime.advance(2 * DAY_MS / 1000)
+    world.append(0, 1)
+    world.append(1, 2)
+    world.read_and_stop("billing")
+    world.collect(0, 1)
+    assert world.readers_in(0, 1) == [("billing",)] * 2
+    world.topic.expand(3)
+    assert world.readers_in(2) == [("billing",)]
+    assert list(world.registered() or ()) == ["billing"]
+
+
+def test_f47_a_reader_that_starts_while_a_topic_is_expanded_is_in_every_partition(
+    small_segments: None,
+) -> None:
+    """The expansion is stopped before each of its writes, and the reader starts there."""
+    stopped = 0
+    for number in range(100):
+        world = World()
+        world.read_and_stop("search")
+        left = number
+        started = False
+
+        def start_reader(operation: str, key: str, world: World = world) -> None:
+            nonlocal left, started
+            if operation.startswith("put"):
+                left -= 1
+                if left < 0 and not started:
+                    started = True
+                    world.store.heal()
+                    world.read_and_stop("billing")
+
+        world.store.before = start_reader
+        world.topic.expand(4)
+        world.store.heal()
+        if not started:
+            break
+        stopped += 1
+        assert world.readers_in(0, 1, 2, 3) == [("billing", "search")] * 4
+        assert list(world.registered() or ()) == ["billing", "search"]
+    assert stopped > 10
+
+
+def test_f47_an_expansion_while_a_reader_starts_has_this_reader(world: World) -> None:
+    """The reader is stopped before each of its writes, and the topic is expanded there."""
+    stopped = 0
+    for number in range(100):
+        world = World()
+        left = number
+        expanded = False
+
+        def expand(operation: str, key: str, world: World = world) -> None:
+            nonlocal left, expanded
+            if operation.startswith("put"):
+                left -= 1
+                if left < 0 and not expanded:
+                    expanded = True
+                    world.store.heal()
+                    world.opened().expand(3)
+
+        world.store.before = expand
+        world.consumer("billing")
+        world.store.heal()
+        if not expanded:
+            break
+        stopped += 1
+        assert world.readers_in(0, 1, 2) == [("billing",)] * 3
+        assert list(world.registered() or ()) == ["billing"]
+    assert stopped > 3
+
+
+def test_f47_two_expansions_at_the_same_time_leave_every_reader_everywhere(world: World) -> None:
+    stopped = 0
+    for number in range(100):
+        world = World()
+        world.read_and_stop("billing")
+        left = number
+        expanded = False
+
+        def expand(operation: str, key: str, world: World = world) -> None:
+            nonlocal left, expanded
+            if operation.startswith("put"):
+                left -= 1
+                if left < 0 and not expanded:
+                    expanded = True
+                    world.store.heal()
+                    world.opened().expand(3)
+                    world.append(2, 5)
+                    assert world.read_and_stop("billing") == [5]
+
+        world.store.before = expand
+        world.topic.expand(4)
+        world.store.heal()
+        if not expanded:
+            break
+        stopped += 1
+        assert world.readers_in(0, 1, 2, 3) == [("billing",)] * 4
+        assert len(world.topic.read().active) == 4
+        assert world.read_and_stop("billing") == [], "no position was set back"
+    assert stopped > 5
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_f47_an_expansion_that_is_killed_before_any_of_its_writes_loses_no_reader(
+    world: World, repeats: bool
+) -> None:
+    killed = 0
+    for number in range(100):
+        world = World()
+        world.read_and_stop("billing")
+        if not world.kill_at_write(number, lambda world=world: world.topic.expand(4)):
+            break
+        killed += 1
+        if repeats:
+            world.opened().expand(4)
+        count = len(world.opened().description.active)
+        assert count == (4 if repeats else 2)
+        for partition in range(count):
+            world.append(partition, partition)
+        assert world.read_and_stop("search") == list(range(count))
+        world.collect(*range(count))
+        assert world.read_and_stop("billing") == list(range(count))
+    assert killed > 10
+
+
+def test_f47_a_reader_that_is_killed_at_its_first_start_misses_nothing_later(
+    world: World,
+) -> None:
+    killed = 0
+    for number in range(100):
+        world = World()
+        world.append(0, 0)
+        if not world.kill_at_write(number, lambda world=world: world.consumer("billing")):
+            break
+        killed += 1
+        world.consumer("billing").close()
+        world.opened().expand(3)
+        world.append(1, 1)
+        world.append(2, 2)
+        assert world.read_and_stop("search") == [0, 1, 2]
+        world.collect(0, 1, 2)
+        assert world.read_and_stop("billing") == [0, 1, 2]
+    assert killed > 3
+
+
+def test_a_reader_that_expired_returns_while_a_topic_is_expanded(world: World) -> None:
+    """The description names it already, and no partition does."""
+    world.read_and_stop("billing")
+    world.runtime.advance(2 * DAY_MS / 1000)
+    world.read_and_stop("search")
+    world.collect(0, 1)
+    assert world.readers_in(0, 1) == [("search",)] * 2
+    assert list(world.registered() or ()) == ["billing", "search"]
+
+    def start_reader(operation: str, key: str) -> None:
+        if operation == "put_if" and key == TOPIC_KEY:
+            world.store.heal()
+            world.read_and_stop("billing")
+
+    world.store.before = start_reader
+    world.topic.expand(3)
+    assert world.readers_in(0, 1, 2) == [("billing", "search")] * 3
+
+
+def test_missing_readers_are_registered_where_nothing_of_theirs_was_deleted(world: World) -> None:
+    world.append(1, *range(5))
+    world.read_and_stop("billing")
+    unregister(world.store, Log(world.store, world.config(1), world.runtime), "billing")
+    assert world.readers_in(0, 1) == [("billing",), ()]
+    assert world.opened().register_missing() == {NAMES[1]: {"billing": 0}}
+    assert world.readers_in(0, 1) == [("billing",)] * 2
+    assert world.opened().register_missing() == {}
+
+
+def test_a_reader_that_lost_batches_in_one_partition_is_not_registered_silently(
+    world: World,
+) -> None:
+    world.append(0, 0)
+    world.append(1, 1)
+    world.read_and_stop("billing")
+    world.append(1, 2)
+    world.runtime.advance(2 * DAY_MS / 1000)
+    with world.consumer("billing", partitions=["0"]):
+        world.read_and_stop("search")
+        world.collect(0, 1)
+    assert world.readers_in(0, 1) == [("billing", "search"), ("search",)]
+    assert world.opened().register_missing() == {}
+    assert world.readers_in(1) == [("search",)]
+
+
+def test_a_change_that_always_loses_ends_with_an_error(world: World) -> None:
+    world.read_and_stop("billing")
+    times = iter(range(10**6))
+
+    def change(operation: str, key: str) -> None:
+        if operation == "put_if" and key == TOPIC_KEY:
+            found = TopicDescription.from_json(bytes(world.store.get(TOPIC_KEY).data))
+            other = found.with_reader(f"other{next(times)}", 1)
+            world.store.before = lambda operation, key: None
+            world.store.put(TOPIC_KEY, other.to_json())
+            world.store.before = change
+
+    world.store.before = change
+    with pytest.raises(TransientStorageError, match="other processes changed it 20 times"):
+        world.topic.expand(3)
