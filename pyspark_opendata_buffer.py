@@ -95,7 +95,18 @@ def _own(schema: StructType) -> StructType:
     """
     from pyspark.sql.types import StructType
 
+    if not hasattr(schema, "json") or isinstance(schema, type):
+        from opendata_buffer.arguments import wrong_type
+
+        raise wrong_type("schema", schema, "a StructType")
     return StructType.fromJson(json.loads(schema.json()))
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        from opendata_buffer.arguments import wrong_type
+
+        raise wrong_type(name, value, "true or false")
 
 
 class DefaultSource(DataSource):
@@ -155,6 +166,7 @@ class DefaultSource(DataSource):
         """For ``df.write``; ``schema`` is the DataFrame's."""
         from buffer_sink.writer import batch_writer
 
+        _check_flag("overwrite", overwrite)
         return batch_writer(self._given_options(), _own(schema), overwrite)
 
     @_complete
@@ -162,6 +174,7 @@ class DefaultSource(DataSource):
         """For ``df.writeStream``; ``schema`` is the DataFrame's."""
         from buffer_sink.writer import stream_writer
 
+        _check_flag("overwrite", overwrite)
         return stream_writer(self._given_options(), _own(schema), overwrite)
 
     @_complete
@@ -198,6 +211,12 @@ def register(spark: SparkSession, parallelism: int | None = None) -> None:
         parallelism: Tasks that run at the same time. Default: ``defaultParallelism``, or what
             the settings ask for where not all executors have come yet.
     """
+    from opendata_buffer.arguments import wrong_type
+
+    if not hasattr(spark, "dataSource") or isinstance(spark, type):
+        raise wrong_type("spark", spark, "a SparkSession")
+    if parallelism is not None and type(parallelism) is not int:
+        raise wrong_type("parallelism", parallelism, "a whole number of tasks, or None")
     cores = parallelism or _cores_of(spark)
     # Another module's name makes pickle send the class itself, with its cores.
     attributes = {"cores": cores, "__module__": "__main__", "__doc__": DefaultSource.__doc__}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from buffer_sink.options import SinkOptions
+from opendata_buffer.arguments import checked, wrong_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,6 +34,7 @@ class ForeachBatchWriter:
         )
 
 
+@checked
 def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> ForeachBatchWriter:
     """A function that writes each micro-batch into a buffer, exactly once.
 
@@ -64,6 +66,9 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
     Raises:
         InvalidInput: An option is unknown or cannot be used.
     """
+    for name, value in options.items():
+        if not isinstance(value, str | int | float | None):
+            raise wrong_type(name, value, "text, a number, or true or false")
     texts = {
         _camel(name): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

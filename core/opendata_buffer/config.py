@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, ClassVar, Self
 
+from opendata_buffer.arguments import check_fields, checked, wrong_type
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import MAX_PREFIX_BYTES, Compression, check_key
@@ -69,15 +70,20 @@ def _check_numbers(config: Any) -> None:
         name, value, least = each.name, getattr(config, each.name), each.metadata.get("least", 1)
         if each.type != "int" and (each.type != "int | None" or value is None):
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InvalidInput(f"{name} is {value!r}: use a whole number of at least {least}")
+        use = f"a whole number of at least {least}"
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise wrong_type(name, value, use)
+        if value < least:
+            raise InvalidInput(f"{name} is {value!r}: use {use}")
         if name.endswith("_ms") and value > _MOST_MS:
             raise InvalidInput(f"{name} is {value!r}: use at most {_MOST_MS} milliseconds")
 
 
 def check_reader_name(name: str) -> None:
     """Refuse a name that cannot be part of a key."""
-    if not isinstance(name, str) or _READER.fullmatch(name) is None:
+    if not isinstance(name, str):
+        raise wrong_type("reader", name, "text, the name of a reader")
+    if _READER.fullmatch(name) is None:
         raise InvalidInput(
             f"reader is {name!r}: use 1 to 100 letters, digits, '.', '_' and '-', beginning with a "
             "letter or a digit"
@@ -138,11 +144,10 @@ class StoreOptions:
     timeout_ms: int = field(default=60_000, compare=False)
 
     def __post_init__(self) -> None:
+        _check_numbers(self)
+        check_fields(self)
         if self.endpoint_url is not None:
             check_no_secrets("endpoint_url", self.endpoint_url)
-        _check_numbers(self)
-        if not isinstance(self.anonymous, bool):
-            raise InvalidInput(f"anonymous is {self.anonymous!r}: use true or false")
         self._check_credentials()
 
     def _check_credentials(self) -> None:
@@ -193,6 +198,7 @@ class StoreOptions:
                 words += ["--" + each.name.replace("_", "-"), *([] if value is True else [value])]
         return words
 
+    @checked
     def check_s3_only(self, scheme: str) -> None:
         """Refuse what only S3 has, for a store of another cloud.
 
@@ -243,6 +249,8 @@ class QueueConfig:
     max_batch_bytes: ClassVar[int] = 256 * MIB
     """Largest record block: one ``produce()`` call must fit, and a larger one is refused before it
     is expanded (failure F21)."""
+    _other_checks: ClassVar[tuple[str, ...]] = ("store", "data_path_prefix", "compression")
+    """Fields whose own checks say more."""
 
     store: str
     data_path_prefix: str = DEFAULT_DATA_PATH_PREFIX
@@ -263,6 +271,7 @@ class QueueConfig:
         return object.__new__(cls)
 
     @classmethod
+    @checked
     def of(cls, given: Self | str | PathLike[str], settings: dict[str, Any]) -> Self:
         """The configuration that a constructor was given: one, or a URL; and single settings.
 
@@ -273,26 +282,26 @@ class QueueConfig:
             return replace(given, **settings) if settings else given
         if isinstance(given, str | PathLike):
             return cls(**{"store": fspath(given), **settings})
-        raise InvalidInput(
-            f"the first argument is {given!r}: use a URL such as 's3://bucket/orders', or a "
-            f"{cls.__name__}"
-        )
+        use = f"a URL such as 's3://bucket/orders', or a {cls.__name__}"
+        raise wrong_type("config", given, use)
 
     def __post_init__(self) -> None:
         if not isinstance(self.store, str):
-            raise InvalidInput(f"store is {self.store!r}: use text, for example str(path)")
+            raise wrong_type("store", self.store, "text, for example str(path)")
+        _check_numbers(self)
+        check_fields(self, but=self._other_checks)
         check_no_secrets("store", self.store)
         check_key("data_path_prefix", self.data_path_prefix, MAX_PREFIX_BYTES)
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
         check_key("manifest_path", self.manifest_path)
-        _check_numbers(self)
 
     @property
     def timeout_ms(self) -> int:
         """How long one operation may take, retries included (:class:`StoreOptions`)."""
         return self.store_options.timeout_ms
 
+    @checked
     def retries(self, runtime: Runtime, **changes: Any) -> Retries:
         """The policy of the queue's calls: transient errors are repeated until the timeout.
         ``changes`` are other fields of it."""
@@ -313,6 +322,8 @@ BROKER_CHOICES = ("auto", "host", "off")
 
 
 def _check_broker(value: str) -> None:
+    if not isinstance(value, str):
+        raise wrong_type("broker", value, f"one of {', '.join(BROKER_CHOICES)}")
     if value not in BROKER_CHOICES:
         raise InvalidInput(f"broker is {value!r}: use one of {', '.join(BROKER_CHOICES)}")
 
@@ -353,9 +364,13 @@ class ProducerConfig(QueueConfig):
         super().__post_init__()
         _check_broker(self.broker)
         named = {each.name.lower(): each for each in Compression}
-        compression = named.get(str(self.compression).lower(), self.compression)
-        if not isinstance(compression, Compression):
+        compression: object = self.compression
+        if isinstance(compression, str):
+            compression = named.get(compression.lower(), compression)
+        if isinstance(compression, str):
             raise InvalidInput(f"compression is {compression!r}: use 'none' or 'zstd'")
+        if not isinstance(compression, Compression):
+            raise wrong_type("compression", compression, "'none' or 'zstd'")
         object.__setattr__(self, "compression", compression)
 
 
@@ -377,6 +392,7 @@ class GarbageCollectorConfig:
 
     def __post_init__(self) -> None:
         _check_numbers(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,7 +400,8 @@ class ConsumerConfig(QueueConfig):
     """Settings of a consumer (OpenData RFC 0001, Consumer).
 
     Attributes:
-        gc: The garbage collector that runs beside the consumer.
+        gc: The garbage collector that runs next to the consumer. False turns it off, and true
+            means the default settings.
         ack_interval: Serial acks per manifest write. Default 100.
         create_if_missing: Create the queue where there is none, for a consumer that starts before
             the first producer. Default false: a mistyped path is an error.
@@ -398,6 +415,9 @@ class ConsumerConfig(QueueConfig):
     reader: str = ""
 
     def __post_init__(self) -> None:
+        gc: object = self.gc
+        if isinstance(gc, bool):
+            object.__setattr__(self, "gc", GarbageCollectorConfig(enabled=gc))
         super().__post_init__()
         if self.reader:
             check_reader_name(self.reader)

@@ -28,6 +28,7 @@ from typing import BinaryIO, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from opendata_buffer.arguments import check_fields, checked
 from opendata_buffer.errors import InvalidInput
 
 __all__ = ["FRAMINGS", "Framing", "Splitter", "unpack_fixed"]
@@ -51,12 +52,14 @@ class Splitter(ABC):
     refused before memory is taken for it.
     """
 
+    @checked
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._record = 1
         self._begin = 0
         self._error: InvalidInput | None = None
 
+    @checked
     def feed(self, chunk: bytes) -> list[bytes]:
         """The records that ``chunk`` completes.
 
@@ -100,6 +103,7 @@ class Splitter(ABC):
         )
 
 
+@checked
 def unpack_fixed(
     stream: BinaryIO | bytes, *, max_bytes: int = MAX_FRAME_BYTES
 ) -> Iterator[tuple[Kind, bytes]]:
@@ -142,6 +146,7 @@ def unpack_fixed(
 class PrefixSplitter(Splitter):
     """Cuts a stream of records, each of which follows its u32 length and an optional magic word."""
 
+    @checked
     def __init__(self, max_bytes: int, word: bytes = b"") -> None:
         super().__init__(max_bytes)
         self._word = word
@@ -190,6 +195,7 @@ def _join(records: Iterable[bytes], word: bytes = b"") -> bytes:
 class LineSplitter(Splitter):
     """Cuts a stream into lines without their newlines; a ``\\r`` before one is the line's."""
 
+    @checked
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
         self._longest = max_bytes
@@ -256,6 +262,7 @@ def join_lines(records: pa.BinaryArray) -> memoryview:
 class NdjsonSplitter(LineSplitter):
     """Cuts a stream into JSON values, one a line. Empty lines are passed over."""
 
+    @checked
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
         self._longest = max_bytes + 1  # A "\r" is none of the record's.
@@ -308,6 +315,10 @@ class Framing:
     join: Callable[[pa.BinaryArray], bytes | memoryview]
     checks: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
     def framed(self, records: pa.BinaryArray, sequence: int) -> bytes | memoryview:
         """The bytes of a batch's records.
 

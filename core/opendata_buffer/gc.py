@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from opendata_buffer import errors, metrics, outcomes
+from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
@@ -290,6 +291,7 @@ class GarbageCollector:
             F9). None to collect under any consumer.
     """
 
+    @checked
     def __init__(
         self,
         store: Store,
@@ -316,6 +318,7 @@ class GarbageCollector:
         self._view: LogView | None = None  # by which this cycle has raised the floor
         self._full_since_ms: int | None = None  # since when the batches suffice for the retention
 
+    @checked
     def run_once(self, *, dry_run: bool = False) -> GcReport:
         """One cycle: all objects, page by page, from the saved cursor on and around to it. With
         ``dry_run`` it only reads and plans; nothing is written.

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
+from opendata_buffer.arguments import check_fields
 from opendata_buffer.errors import InvalidInput
 
 JSON, CSV = "json", "csv"
@@ -77,6 +78,9 @@ class ValueOptions:
     sep: str = ","
     quote: str = '"'
     null_value: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)

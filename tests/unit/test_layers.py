@@ -21,6 +21,7 @@ LIBRARY = "opendata_buffer"
 # know each other. A room is a package of core or one of the modules that lie beside them.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
+    frozenset({"arguments"}),
     frozenset({"runtime"}),
     frozenset({"metrics", "formats", "framing", "outcomes"}),
     frozenset({"config", "messages", "values"}),

@@ -14,10 +14,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from os import PathLike
 from typing import Any
 from weakref import WeakValueDictionary
 
 from opendata_buffer import errors
+from opendata_buffer.arguments import checked
 from opendata_buffer.broker.client import Connection, Lost, Refused
 from opendata_buffer.broker.committer import Discovery
 from opendata_buffer.broker.election import LeaderElection
@@ -169,6 +171,7 @@ class ClaimedBatch(HasRecords):
         """
         self._finish("done")
 
+    @checked
     def release(self, *, delay: float = 0.0) -> None:
         """Give it back, to be handed out again, not before ``delay`` seconds from now.
 
@@ -178,6 +181,7 @@ class ClaimedBatch(HasRecords):
         """
         self._finish("release", rest_ms=max(0, round(delay * 1_000)))
 
+    @checked
     def reject(self, reason: str) -> None:
         """Copy the batch to the quarantine, with the reason, and take it out of the queue.
 
@@ -212,9 +216,10 @@ class Worker(Closeable):
         StorageError: The store cannot be reached.
     """
 
+    @checked
     def __init__(
         self,
-        config: WorkerConfig | str,
+        config: WorkerConfig | str | PathLike[str],
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
@@ -251,6 +256,7 @@ class Worker(Closeable):
             self._election = LeaderElection(self._store, config, self._runtime, network)
         self._beating = self._runtime.spawn(self._beat, "opendata-buffer-worker")
 
+    @checked
     def claim(self, max: int = 1, timeout: float | None = None) -> list[ClaimedBatch]:  # noqa: A002
         """Claim and fetch the oldest batches that no worker holds.
 
@@ -291,6 +297,7 @@ class Worker(Closeable):
             if batches or (deadline is not None and self._runtime.monotonic() >= deadline):
                 return batches
 
+    @checked
     def close(self, timeout: float | None = 10.0) -> None:
         """Release what is claimed, and end. Free to repeat; in a fork it does nothing."""
         if self._pid != os.getpid():

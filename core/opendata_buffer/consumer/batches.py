@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from opendata_buffer.arguments import checked
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
 
@@ -151,6 +152,7 @@ class ArrowBatch(DeliveredBatch):
         values: list[bytes] = self.values.to_pylist()
         return values
 
+    @checked
     def to_table(
         self, schema: pa.Schema | None = None, options: ValueOptions | None = None
     ) -> pa.Table:

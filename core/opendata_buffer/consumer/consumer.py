@@ -17,9 +17,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from opendata_buffer import metrics
+from opendata_buffer.arguments import checked
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.consumer.loop import BatchLoop
@@ -179,9 +181,10 @@ class Consumer(BatchLoop):
         CorruptManifest, StorageError, Conflict: The queue could not be taken over.
     """
 
+    @checked
     def __init__(
         self,
-        config: ConsumerConfig | str,
+        config: ConsumerConfig | str | PathLike[str],
         last_acked_sequence: Position | int | str | Mapping[str, str] | None = None,
         *,
         store: Store | None = None,
@@ -310,6 +313,7 @@ class Consumer(BatchLoop):
         last_acked = self._cursors.last_acked
         return None if last_acked is None else self.position_of(last_acked)
 
+    @checked
     def position_of(self, batch: DeliveredBatch | int) -> Position:
         """The position of a batch of this queue, or of a sequence, to be saved with its records.
 
@@ -357,6 +361,7 @@ class Consumer(BatchLoop):
                     return replace(batch, _owner=self)
             return None
 
+    @checked
     def ack(self, batch: DeliveredBatch | int) -> None:
         """Acknowledge the next batch: it is processed and need never be delivered again.
 
@@ -378,16 +383,19 @@ class Consumer(BatchLoop):
             moved = self._cursors.ack(_sequence(batch))
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
 
+    @checked
     def source_of(self, batch: DeliveredBatch | None = None) -> str:
         """The queue's place, under which a publisher's transaction keeps its position."""
         return self._source
 
+    @checked
     def check_next(self, batches: Sequence[DeliveredBatch]) -> None:
         """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
         with self._lock:
             self._check_open()
             (self._progress or self._cursors).check_next([each.sequence for each in batches])
 
+    @checked
     def ack_through(self, sequence: int) -> None:
         """Acknowledge everything up to and including ``sequence``, in one manifest write.
 
@@ -414,6 +422,7 @@ class Consumer(BatchLoop):
             self._check_open()
             self._flush()
 
+    @checked
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """Up to so many next entries, from one read of the manifest; nothing is fetched.
 
@@ -433,6 +442,7 @@ class Consumer(BatchLoop):
                 return found
         return []
 
+    @checked
     def next_entries(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """As :meth:`next_descriptors`, with the repeats: every entry, in order of sequence."""
         if max < 0:
@@ -444,6 +454,7 @@ class Consumer(BatchLoop):
                 self._hand_out(found)
             return found
 
+    @checked
     def queued(self, begin: int, end: int) -> list[BatchDescriptor]:
         """Entries from one sequence up to, not including, another, that are still queued.
 
@@ -455,6 +466,7 @@ class Consumer(BatchLoop):
             return []
         return list(manifest.entries(begin, end - begin))
 
+    @checked
     def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch and decode one batch; moves no cursor.
 
@@ -476,6 +488,7 @@ class Consumer(BatchLoop):
 
         return FetchHandle.of(self._fetched_from, store=self._given_store, runtime=self._runtime)
 
+    @checked
     def skip(self, sequence: int) -> BatchDescriptor:
         """Give up one batch for ever: the next one, or one handed out and not acknowledged.
 

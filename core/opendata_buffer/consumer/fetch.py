@@ -24,6 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from opendata_buffer import errors, metrics
+from opendata_buffer.arguments import checked
 from opendata_buffer.config import ConsumerConfig, StoreOptions
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
@@ -168,6 +169,7 @@ class FetchHandle:
         runtime: Clock of the duration metric.
     """
 
+    @checked
     def __init__(
         self,
         store: Get | str,
@@ -190,6 +192,7 @@ class FetchHandle:
         self._runtime = runtime if runtime is not None else SystemRuntime()
 
     @classmethod
+    @checked
     def of(
         cls, config: ConsumerConfig, *, store: Get | None = None, runtime: Runtime | None = None
     ) -> FetchHandle:
@@ -221,6 +224,7 @@ class FetchHandle:
         other.__dict__.update(self.__dict__)
         return other
 
+    @checked
     def within(self, partition: str) -> FetchHandle:
         """A handle on one partition of a topic in the same store, with the same settings: batches
         and errors name the partition."""
@@ -242,6 +246,7 @@ class FetchHandle:
         """As :attr:`fetch`, to an Arrow array without a Python object per record."""
         return Fetch(self, self.decode_arrow)
 
+    @checked
     def fetch_pooled(
         self, descriptor: BatchDescriptor, retrying: Retries | None = None
     ) -> PooledBatch:
@@ -275,6 +280,7 @@ class FetchHandle:
         metrics.bytes_collected.add(len(data))
         return PooledBatch(data, sequence, location, descriptor.metadata)
 
+    @checked
     def decode(self, raw: PooledBatch) -> ConsumedBatch:
         """Decode the result of :meth:`fetch_pooled`.
 
@@ -286,6 +292,7 @@ class FetchHandle:
         _count(len(entries))
         return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata, self._partition)
 
+    @checked
     def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
         """As :meth:`decode`, to an Arrow array."""
         with self._unreadable(raw):
@@ -293,6 +300,7 @@ class FetchHandle:
         _count(len(values))
         return ArrowBatch(values, raw.sequence, raw.location, raw.metadata, self._partition)
 
+    @checked
     def records(
         self, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
     ) -> Records:
@@ -367,6 +375,7 @@ Wanted = TypeVar("Wanted", bound=Item)
 DEFAULT_MAX_IN_FLIGHT_BYTES = 256 * 1024 * 1024
 
 
+@checked
 def fetch_many(
     fetch: Callable[[Wanted], T],
     descriptors: Iterable[Wanted],
@@ -609,9 +618,11 @@ class ContiguousRun:
             consumer.ack_through(through)
     """
 
+    @checked
     def __init__(self, descriptors: Iterable[BatchDescriptor]) -> None:
         self._done = {each.sequence: False for each in descriptors}
 
+    @checked
     def done(self, sequence: int) -> int | None:
         """A batch is processed: the last one that no pending one is before, if that moved.
 

@@ -29,6 +29,7 @@ from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from opendata_buffer import errors
+from opendata_buffer.arguments import checked
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import BatchLocation, Transaction, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
@@ -84,6 +85,7 @@ class TransactionFilter:
         data_path_prefix: The queue's data prefix; batches elsewhere have no transaction.
     """
 
+    @checked
     def __init__(self, data_path_prefix: str) -> None:
         self._prefix = data_path_prefix
         self._high: dict[str, int] = {}
@@ -91,6 +93,7 @@ class TransactionFilter:
         self._missing: dict[str, set[int]] = {}
         self._seen: dict[str, int] = {}  # app: day since the Unix epoch of its newest batch
 
+    @checked
     def offer(self, sequence: int, location: str) -> bool:
         """Whether to pass the entry (True) or to drop it as a repeat (False).
 
@@ -120,6 +123,7 @@ class TransactionFilter:
         self._tail = (txn.app, txn.batch, sequence)
         return True
 
+    @checked
     def skip(self, sequence: int, location: str) -> None:
         """Instead of :meth:`offer`, for an entry that could not be delivered and was passed by.
 
@@ -140,6 +144,7 @@ class TransactionFilter:
             self._missing.setdefault(txn.app, set()).add(txn.batch)
             self._saw(named, txn)
 
+    @checked
     def lost(self, through: int) -> None:
         """Sequences up to and including ``through`` are gone, and their names are unknown.
 
@@ -149,6 +154,7 @@ class TransactionFilter:
         if self._tail is not None and self._tail[2] < through:
             self._tail = (*self._tail[:2], through)
 
+    @checked
     def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
         """Forget apps whose newest batch is older than the horizon.
 
@@ -202,6 +208,7 @@ class TransactionFilter:
         return state
 
     @classmethod
+    @checked
     def from_dict(cls, state: Any, data_path_prefix: str) -> TransactionFilter:
         """The filter that :meth:`to_dict` described.
 

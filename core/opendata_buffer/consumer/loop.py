@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from opendata_buffer.arguments import checked
 from opendata_buffer.errors import Closed
 from opendata_buffer.runtime import Closeable, Condition, Runtime, wait_for
 
@@ -37,6 +38,7 @@ class BatchLoop(Closeable):
     def _next_now(self, *, arrow: bool) -> Any:
         """The next batch, or None when none is ready."""
 
+    @checked
     def next_batch(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
         """The next batch, or None when none came in time.
 
@@ -55,11 +57,13 @@ class BatchLoop(Closeable):
         found: ConsumedBatch | None = self._next_within(timeout, arrow=False)
         return found
 
+    @checked
     def next_arrow_batch(self, timeout: float | None = 0.0) -> ArrowBatch | None:
         """As :meth:`next_batch`, with the records as an Arrow array, without an object for each."""
         found: ArrowBatch | None = self._next_within(timeout, arrow=True)
         return found
 
+    @checked
     async def next_batch_async(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
         """As :meth:`next_batch`, without blocking the event loop. May be cancelled: the next call
         gets the batch that was under way."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from opendata_buffer.arguments import check_fields, checked, wrong_type
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.queue.cas import is_number
@@ -45,6 +46,9 @@ class Position:
     delivered: int = 0
     transactions: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def __str__(self) -> str:
         if not self.delivered and not self.transactions:
             return f"{self.queue_id}:{self.sequence}" if self.queue_id else str(self.sequence)
@@ -56,6 +60,7 @@ class Position:
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
+    @checked
     def parse(cls, text: str) -> Position:
         """Read what ``str`` printed. A bare sequence is a position in whatever queue is there.
 
@@ -90,11 +95,11 @@ class Position:
             return given
         if isinstance(given, str):
             return cls.parse(given)
-        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise InvalidInput(
-                f"position is {given!r}: use a Position, its text, a sequence, or None to start "
-                "at the oldest queued batch"
-            )
+        use = "a Position, its text, a sequence, or None to start at the oldest queued batch"
+        if type(given) is not int:
+            raise wrong_type("position", given, use)
+        if given < 0:
+            raise InvalidInput(f"position is {given!r}: use {use}")
         return cls("", given)
 
 

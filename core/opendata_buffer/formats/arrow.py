@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from opendata_buffer.arguments import wrong_type
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats import MIB, BytesLike, keep_freed_memory, zstd
 from opendata_buffer.formats.batch import (
@@ -154,6 +155,24 @@ _TEXT_OR_BYTES = (
     pa.types.is_binary_view,
     pa.types.is_string_view,
 )
+
+
+def listed(entries: Any) -> Any:
+    """Return the entries of a call as a list, a tuple or an Arrow array.
+
+    Raises:
+        InvalidInput: ``entries`` is not a collection of records.
+    """
+    if isinstance(entries, list | tuple | pa.Array | pa.ChunkedArray):
+        return entries
+    if isinstance(entries, bytes | bytearray | memoryview | str):
+        raise InvalidInput(
+            f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
+        )
+    # The keys of a mapping would be taken, and the elements of a set have no order.
+    if isinstance(entries, type | Mapping | Set) or not isinstance(entries, Iterable):
+        raise wrong_type("entries", entries, "a list of bytes, or an Arrow array")
+    return list(entries)
 
 
 def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memoryview, int]:

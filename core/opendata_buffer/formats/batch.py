@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from opendata_buffer.arguments import check_fields, how_to_get_bytes, wrong_type
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats import BytesLike, zstd
 
@@ -69,15 +70,12 @@ class Transaction:
     batch: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.app, str) or not _APP.fullmatch(self.app):
+        check_fields(self)
+        if not _APP.fullmatch(self.app):
             raise InvalidInput(
                 f"transaction app is {self.app!r}: use 1 to 200 characters of A-Z a-z 0-9 . _ -"
             )
-        if (
-            not isinstance(self.batch, int)
-            or isinstance(self.batch, bool)
-            or not 0 <= self.batch <= _MAX_TXN_BATCH
-        ):
+        if not 0 <= self.batch <= _MAX_TXN_BATCH:
             raise InvalidInput(f"transaction batch is {self.batch!r}: use 0 to {_MAX_TXN_BATCH}")
 
 
@@ -120,7 +118,7 @@ def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
     """Refuse a key that some store cannot hold under its very name, see :func:`key_fault`;
     ``InvalidInput`` has the ``name`` of the setting."""
     if not isinstance(key, str):
-        raise InvalidInput(f"{name} is {key!r}: use text such as 'ingest/events'")
+        raise wrong_type(name, key, "text such as 'ingest/events'")
     if fault := key_fault(key, max_bytes):
         shown = key if len(key) <= 80 else key[:80] + "…"
         raise InvalidInput(
@@ -303,11 +301,10 @@ def _flat(index: int, record: object) -> BytesLike:
     """A view whose ``len`` is its number of bytes."""
     if type(record) is bytes:
         return record
-    try:
-        view = memoryview(record)  # type: ignore[arg-type]
-    except TypeError:
-        fix = "encode it, e.g. text.encode()" if isinstance(record, str) else "pass bytes"
-        raise InvalidInput(f"record {index} is {type(record).__name__}: {fix}") from None
+    # Other objects with a buffer, such as an array of integers, hardly ever mean its bytes.
+    if not isinstance(record, bytes | bytearray | memoryview):
+        raise wrong_type(f"record {index}", record, how_to_get_bytes(record), secret=True)
+    view = memoryview(record)
     if view.ndim == 1 and view.format == "B" and view.contiguous:
         return view
     if not view.c_contiguous:

@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
-from opendata_buffer.formats.arrow import MANY_RECORDS, encode_arrow_block
+from opendata_buffer.formats.arrow import MANY_RECORDS, encode_arrow_block, listed
 from opendata_buffer.formats.batch import (
     Compression,
     Transaction,
@@ -221,13 +221,9 @@ def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
     Raises:
         InvalidInput: See :func:`.encode_block` and :func:`.encode_arrow_block`.
     """
-    if isinstance(entries, pa.Array | pa.ChunkedArray):
-        return encode_arrow_block(entries)
-    if isinstance(entries, bytes | bytearray | memoryview | str):
-        raise InvalidInput(
-            f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
-        )
-    taken = entries if isinstance(entries, list | tuple) else list(entries)
+    taken = listed(entries)
+    if not isinstance(taken, list | tuple):
+        return encode_arrow_block(taken)
     return encode_list(taken) or (encode_block(taken), len(taken))
 
 

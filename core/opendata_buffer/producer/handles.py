@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, Self, TypeVar
 
+from opendata_buffer.arguments import checked
 from opendata_buffer.runtime import Runtime, locked, wait_for
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class Handle(ABC, Generic[Result]):
     def done(self) -> bool:
         """Whether the outcome is known: the records are durable, or were given up."""
 
+    @checked
     def result(self, timeout: float | None = None) -> Result:
         """Block until the records are stored and queued, and return where they are.
 
@@ -100,6 +102,7 @@ class Handle(ABC, Generic[Result]):
         self._wait(timeout)
         return self._result()
 
+    @checked
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As :meth:`result`, but return the error, or None once the records are durable."""
         self._wait(timeout)
@@ -109,6 +112,7 @@ class Handle(ABC, Generic[Result]):
             return error
         return None
 
+    @checked
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call ``callback(handle)`` once the outcome is known, at once if it is already.
 

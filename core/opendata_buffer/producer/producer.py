@@ -18,11 +18,14 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any
 from uuid import UUID
 
 from opendata_buffer import errors, metrics
+from opendata_buffer.arguments import checked, take_bytes, wrong_type
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.batch import Transaction, batch_key, tagged_ulid
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages import parse_uuid
@@ -62,6 +65,8 @@ log = logging.getLogger(__name__)
 delivery_log = logging.getLogger("opendata_buffer.producer.delivery")
 """What becomes of batches. Commands, which report that themselves, silence it."""
 
+NO_METADATA = b""
+
 MAX_METADATA_BYTES = 1024 * 1024
 """Largest metadata payload of a call: it is rewritten with every append while it is queued."""
 
@@ -90,7 +95,7 @@ class Producer(Closeable):
     of this one.
 
     Args:
-        config: The queue's URL, or a :class:`.ProducerConfig`.
+        config: The queue's URL or path, or a :class:`.ProducerConfig`.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -100,9 +105,10 @@ class Producer(Closeable):
         StorageError: The store cannot be reached, or did not answer within ``timeout_ms``.
     """
 
+    @checked
     def __init__(
         self,
-        config: ProducerConfig | str,
+        config: ProducerConfig | str | PathLike[str],
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
@@ -181,7 +187,7 @@ class Producer(Closeable):
     def produce(
         self,
         entries: Entries,
-        metadata: bytes = b"",
+        metadata: BytesLike = NO_METADATA,
         transaction: Transaction | None = None,
         message: UUID | None = None,
     ) -> WriteHandle:
@@ -190,7 +196,7 @@ class Producer(Closeable):
         Args:
             entries: Bytes-like objects, or an Arrow array of binary or string type, which is
                 encoded without a Python object per entry. They may be reused at once.
-            metadata: Payload that the consumer gets with exactly these entries.
+            metadata: Bytes-like payload that the consumer gets with exactly these entries.
             transaction: Gives the call a batch of its own that carries this identity, so that
                 a reader with a transaction filter drops it when it is produced again, by this
                 process or the one that takes over. Batch numbers of one app must rise, and one
@@ -206,16 +212,17 @@ class Producer(Closeable):
             A handle to await durability with. The entries are not durable before.
 
         Raises:
-            InvalidInput: An entry is not bytes-like or null, the call exceeds
-                ``max_batch_bytes``, or ``message`` is no version 1 UUID. Nothing of the call was
-                accepted.
+            InvalidInput: An entry or the metadata is not ``bytes``, ``bytearray`` or
+                ``memoryview``, the call exceeds ``max_batch_bytes``, or ``message`` is not a
+                version 1 UUID. Nothing of the call was accepted.
             Closed: The producer was closed, or made before this process was forked.
             KeyboardInterrupt: The entries may have been accepted or not, as after any exception
                 that a signal handler raises; what was accepted before is not affected.
             FlushFailed: An earlier transaction failed; later ones would be taken for repeats.
         """
         # transaction and message are not keyword-only: that saves 60 ns of each call.
-        if not metadata and transaction is None and message is None:
+        # By identity, so that only the default gets in here, and no 0, "" or None.
+        if metadata is NO_METADATA and transaction is None and message is None:
             kind = type(entries)
             if kind is list or kind is tuple:
                 if len(entries) == 1:
@@ -232,7 +239,7 @@ class Producer(Closeable):
     async def produce_async(
         self,
         entries: Entries,
-        metadata: bytes = b"",
+        metadata: BytesLike = NO_METADATA,
         *,
         transaction: Transaction | None = None,
         message: UUID | None = None,
@@ -254,6 +261,7 @@ class Producer(Closeable):
             self.prepare(entries, metadata, transaction=transaction, message=message)
         )
 
+    @checked
     async def accept_async(self, request: ProduceRequest) -> WriteHandle:
         """As :meth:`accept`; while the buffer is full it waits without blocking the event loop."""
         while True:
@@ -266,14 +274,18 @@ class Producer(Closeable):
     def prepare(
         self,
         entries: Entries,
-        metadata: bytes = b"",
+        metadata: BytesLike = NO_METADATA,
         *,
         transaction: Transaction | None = None,
         message: UUID | None = None,
     ) -> ProduceRequest:
         """The first half of :meth:`produce`: check and encode a call. Nothing is accepted yet."""
         self._check_process()
-        metadata = bytes(metadata)
+        metadata = take_bytes("metadata", metadata)
+        if not isinstance(transaction, Transaction | None):
+            raise wrong_type("transaction", transaction, "a Transaction")
+        if not isinstance(message, UUID | None):
+            raise wrong_type("message", message, "a UUID")
         if len(metadata) > MAX_METADATA_BYTES:
             raise errors.InvalidInput(
                 f"metadata has {len(metadata)} bytes: use at most {MAX_METADATA_BYTES}; it is "
@@ -296,8 +308,11 @@ class Producer(Closeable):
 
     def accept(self, request: ProduceRequest) -> WriteHandle:
         """The second half: accept a prepared request. Blocks while the buffer is full."""
+        if type(request) is not ProduceRequest:
+            raise wrong_type("request", request, "what prepare() returned")
         return self._accumulator.accept(request)
 
+    @checked
     def flush(self, timeout: float | None = None) -> None:
         """Make everything produced so far durable.
 
@@ -316,6 +331,7 @@ class Producer(Closeable):
         self._accumulator.flush(timeout)
         self._accumulator.check()
 
+    @checked
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads. A second call does nothing; nor does one in a fork.
 

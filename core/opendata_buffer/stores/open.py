@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from opendata_buffer.arguments import checked
 from opendata_buffer.config import StoreOptions, check_no_secrets
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.stores.base import Store
@@ -39,6 +40,7 @@ _ENVIRONMENTS = {
 _cache: dict[tuple[str, StoreOptions], tuple[Hashable, Store]] = {}
 
 
+@checked
 def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """The store a URL names; the same object for the same URL and options in one process.
 

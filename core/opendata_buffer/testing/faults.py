@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from opendata_buffer import outcomes
+from opendata_buffer.arguments import check_fields, checked
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome, Store
@@ -55,6 +56,7 @@ class FaultPlan:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for each in fields(FaultPlan):
             value = getattr(self, each.name)
             most = float("inf") if each.name.endswith("_ms") else 1.0
@@ -75,6 +77,7 @@ class FaultyStore:
         seed: Of the random faults.
     """
 
+    @checked
     def __init__(
         self, inner: Store, runtime: Runtime, plan: FaultPlan | None = None, *, seed: int = 0
     ) -> None:
@@ -93,6 +96,7 @@ class FaultyStore:
         """The inner store's."""
         return self.inner.url
 
+    @checked
     def get(
         self,
         key: str,
@@ -111,6 +115,7 @@ class FaultyStore:
         self._end(self.plan.get_ms)
         return found
 
+    @checked
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
         self._begin("put", self.plan.put_ms)
@@ -121,6 +126,7 @@ class FaultyStore:
         if fails:
             raise TransientStorageError(f"cannot write {key!r}: injected 500 InternalError")
 
+    @checked
     def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         self._begin("put_if", self.plan.cas_ms)
@@ -132,10 +138,12 @@ class FaultyStore:
         self._end(self.plan.cas_ms)
         return outcomes.Unknown("injected: the answer was lost") if lost else outcome
 
+    @checked
     def check_conditional_writes(self, near: str) -> None:
         """The inner store's; without faults."""
         self.inner.check_conditional_writes(near)
 
+    @checked
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
         self._begin("list", self.plan.list_ms)
@@ -145,6 +153,7 @@ class FaultyStore:
         self._end(self.plan.list_ms)
         return listing
 
+    @checked
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
         self._begin("delete_many", self.plan.delete_ms)

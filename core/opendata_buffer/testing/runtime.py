@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from opendata_buffer.arguments import checked
 from opendata_buffer.runtime import Condition, SystemRuntime, Task, ulid_of
 
 
@@ -23,6 +24,7 @@ class ManualRuntime:
         seed: Of jitter and ULIDs.
     """
 
+    @checked
     def __init__(self, now_ms: int = 1_767_225_600_000, seed: int = 0) -> None:
         self._system = SystemRuntime()
         self._lock = threading.Lock()
@@ -50,6 +52,7 @@ class ManualRuntime:
         """Nothing: computing takes no time on this clock."""
         return 0.0
 
+    @checked
     def sleep(self, seconds: float) -> None:
         """Move the clock; returns at once."""
         self.slept.append(seconds)
@@ -62,6 +65,7 @@ class ManualRuntime:
             self._conditions.add(made)
         return made
 
+    @checked
     def spawn(self, target: Callable[[], None], name: str) -> Task:
         """See :meth:`opendata_buffer.runtime.Runtime.spawn`."""
         return self._system.spawn(target, name)
@@ -75,12 +79,14 @@ class ManualRuntime:
         """See :meth:`opendata_buffer.runtime.Runtime.ulid`."""
         return self.ulid_at(self.now_ms())
 
+    @checked
     def ulid_at(self, timestamp_ms: int) -> str:
         """A new ULID of any time."""
         with self._lock:
             noise = self._random.randbytes(10)
         return ulid_of(timestamp_ms, noise)
 
+    @checked
     def advance(self, seconds: float) -> None:
         """Move both clocks on, and wake the threads that waited for that."""
         with self._lock:
@@ -89,11 +95,13 @@ class ManualRuntime:
         for condition in conditions:
             condition.wake()
 
+    @checked
     def set_wall_clock(self, now_ms: int) -> None:
         """Let the wall clock jump, back or forth; the monotonic clock does not notice."""
         with self._lock:
             self._skew_ms = now_ms - self._start_ms - round(self._elapsed_s * 1000)
 
+    @checked
     def await_waits(self, count: int, timeout: float = 30.0) -> None:
         """Block until ``count`` waits with a timeout have begun, over all threads.
 

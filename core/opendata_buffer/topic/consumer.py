@@ -9,9 +9,11 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
+from os import PathLike
 from typing import Any, NamedTuple, TypeVar
 
 from opendata_buffer import errors
+from opendata_buffer.arguments import checked
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, DeliveredBatch
 from opendata_buffer.consumer.consumer import Consumer
@@ -24,7 +26,7 @@ from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.queue.readers import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
-from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.description import TopicDescription, is_abbreviated
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
@@ -112,12 +114,13 @@ class TopicConsumer(BatchLoop):
         OpenDataBufferError: A partition could not be taken over, as :class:`.Consumer`.
     """
 
+    @checked
     def __init__(
         self,
-        config: ConsumerConfig | str,
+        config: ConsumerConfig | str | PathLike[str],
         positions: Mapping[str, Position | str] | None = None,
         *,
-        partitions: Sequence[str] | None = None,
+        partitions: Sequence[str | int] | None = None,
         isolation: str = READ_COMMITTED,
         store: Store | None = None,
         runtime: Runtime | None = None,
@@ -179,10 +182,12 @@ class TopicConsumer(BatchLoop):
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
+    @checked
     def position_of(self, batch: DeliveredBatch) -> Position:
         """The position to save with a delivered batch: behind it and all before it."""
         return self._reader(batch.partition).position_of(batch.sequence)
 
+    @checked
     def ack(self, batch: DeliveredBatch | Written) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
 
@@ -200,16 +205,19 @@ class TopicConsumer(BatchLoop):
         reader = self._reader(batch.partition)
         self._uninterrupted(lambda: reader.ack(batch.sequence))
 
+    @checked
     def source_of(self, batch: DeliveredBatch) -> str:
         """See :meth:`.Consumer.source_of`."""
         return self._reader(batch.partition).source_of()
 
+    @checked
     def check_next(self, batches: Sequence[Any]) -> None:
         """See :meth:`.Consumer.check_next`; all of them are of one partition."""
         self._check_open()
         self._reader(batches[0].partition).check_next(batches)
 
-    def skip(self, partition: str, sequence: int) -> None:
+    @checked
+    def skip(self, partition: str | int, sequence: int) -> None:
         """Skip a batch that cannot be delivered, for ever (failure F25); it is logged.
 
         Raises:
@@ -219,7 +227,7 @@ class TopicConsumer(BatchLoop):
         """
         self._check_open()
         self._drop_prefetched()
-        reader = self._reader(partition)
+        reader = self._reader(self._name_of(partition))
         self._uninterrupted(lambda: reader.skip(sequence))
 
     def flush(self) -> None:
@@ -390,6 +398,11 @@ class TopicConsumer(BatchLoop):
             log.info("partition %s was drained and has left the topic", name)
             reader.close()
 
+    def _name_of(self, partition: str | int) -> str:
+        """Return the name of a partition that this consumer reads, from its name or number."""
+        given = str(partition)
+        return next((name for name in self._readers if is_abbreviated(given, name)), given)
+
     def _reader(self, name: str) -> PartitionReader:
         found = self._readers.get(name)
         if found is None:
@@ -430,7 +443,7 @@ class TopicConsumer(BatchLoop):
 
 
 def _assigned(
-    partitions: Sequence[str] | None, description: TopicDescription
+    partitions: Sequence[str | int] | None, description: TopicDescription
 ) -> tuple[str, ...] | None:
     if partitions is None:
         return None

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from opendata_buffer.arguments import checked, how_to_get_bytes, wrong_type
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.queue.cas import Sidecar, SidecarFields, is_number
 from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY, exists
@@ -70,6 +71,8 @@ PRIME = 0x01000193
 
 def fnv1a(data: bytes) -> int:
     """The 32-bit FNV-1a hash of some bytes."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise wrong_type("data", data, how_to_get_bytes(data))
     value = OFFSET_BASIS
     for byte in data:
         value = ((value ^ byte) * PRIME) & 0xFFFFFFFF
@@ -174,6 +177,7 @@ class TopicDescription:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
+    @checked
     def new(cls, topic_id: str, partitions: int) -> TopicDescription:
         """A new topic with so many partitions. Raises as :meth:`expanded`."""
         return cls(topic_id, (), 0).expanded(partitions)
@@ -199,11 +203,11 @@ class TopicDescription:
         Raises:
             InvalidInput: Fewer than there are, too many, or all numbers of five digits are used.
         """
-        if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
-            raise InvalidInput(
-                f"partitions is {partitions!r}: use a whole number of at least 1 and at most "
-                f"{MAX_PARTITIONS}"
-            )
+        use = f"a whole number of at least 1 and at most {MAX_PARTITIONS}"
+        if type(partitions) is not int:
+            raise wrong_type("partitions", partitions, use)
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise InvalidInput(f"partitions is {partitions!r}: use {use}")
         missing = partitions - len(self.active)
         if missing < 0:
             raise InvalidInput(
@@ -232,7 +236,8 @@ class TopicDescription:
         ]
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
-    def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
+    @checked
+    def drained(self, name: str | int, now_ms: int = 0) -> TopicDescription:
         """The topic with one partition, by name or number, draining; the same if it has left.
 
         Raises:
@@ -254,6 +259,7 @@ class TopicDescription:
         )
         return replace(self, partitions=partitions)
 
+    @checked
     def without(self, names: Iterable[str]) -> TopicDescription:
         """The topic without those of these partitions that are draining."""
         wanted = set(names)
@@ -263,17 +269,20 @@ class TopicDescription:
         rest = tuple(each for each in self.partitions if each.name not in gone)
         return replace(self, partitions=rest, left=(*self.left, *gone)[-MAX_LEFT:])
 
+    @checked
     def collected(self, names: Iterable[str]) -> TopicDescription:
         """The topic, once all objects of these partitions that have left are deleted."""
         gone = set(names)
         left = tuple(name for name in self.left if name not in gone)
         return self if left == self.left else replace(self, left=left)
 
+    @checked
     def with_readers(self, names: Iterable[str], now_ms: int) -> TopicDescription:
         """The topic with exactly these readers; those that it has keep their time."""
         known = self.readers or {}
         return replace(self, readers={name: known.get(name, now_ms) for name in sorted(names)})
 
+    @checked
     def with_reader(self, name: str, now_ms: int) -> TopicDescription:
         """The topic with a reader that has just been registered. It differs from this one also
         where the reader is known, so that a change which is based on this one fails."""
@@ -281,31 +290,38 @@ class TopicDescription:
         times = {**known, name: max(now_ms, known.get(name, 0) + 1)}
         return replace(self, readers=dict(sorted(times.items())))
 
+    @checked
     def without_reader(self, name: str) -> TopicDescription:
         """The topic without a reader; the same where it has none of this name."""
         if name not in (self.readers or {}):
             return self
         return self.with_readers({*(self.readers or {})} - {name}, 0)
 
+    @checked
     def may_leave(self, now_ms: int, after_s: float = DRAIN_S) -> list[str]:
         """Names of the partitions that have been draining for so long."""
         draining = (each for each in self.partitions if each.state is State.DRAINING)
         return [each.name for each in draining if each.since_ms <= now_ms - after_s * 1000]
 
-    def resolved(self, given: str) -> str:
-        """The name of a partition, from its name or number. ``InvalidInput`` if there is none."""
-        found = _meant(given, self.names)
+    def resolved(self, given: str | int) -> str:
+        """Return the name of a partition, from its name or number.
+
+        Raises:
+            InvalidInput: There is no such partition.
+        """
+        found = _meant(_text("partition", given), self.names)
         if found is None:
             raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
         return found
 
-    def left_name(self, given: str) -> str:
-        """The name of a listed partition that has left; as given if there is none."""
-        return _meant(given, self.left) or given
+    def left_name(self, given: str | int) -> str:
+        """Return the name of a listed partition that has left; as given if there is none."""
+        text = _text("given", given)
+        return _meant(text, self.left) or text
 
-    def has_left(self, given: str) -> bool:
-        """Whether the topic had a partition of this name or number, and has it no more."""
-        number = number_meant(given)
+    def has_left(self, given: str | int) -> bool:
+        """Whether the topic had a partition of this name or number that has left."""
+        number = number_meant(_text("given", given))
         if number is None or number >= self.next_number:
             return False
         return number not in map(number_of, self.names)
@@ -325,6 +341,7 @@ class TopicDescription:
         return DESCRIPTION.encode(fields, self.others)
 
     @classmethod
+    @checked
     def from_json(cls, raw: bytes) -> TopicDescription:
         """Read the object's bytes. ``CorruptData`` if they are none, or contradict themselves."""
         fields = DESCRIPTION.decode(raw)
@@ -356,6 +373,15 @@ class TopicDescription:
             last = self.names[-1]
             return f"the topic's next partition is {self.next_number}, and it has {last!r}"
         return ""
+
+
+def _text(argument: str, given: str | int) -> str:
+    """Return the text of a partition's name or number."""
+    if isinstance(given, str):
+        return given
+    if type(given) is int and 0 <= given < _MOST_NUMBERS:
+        return str(given)
+    raise wrong_type(argument, given, "the name or the number of a partition, such as 3")
 
 
 def _meant(given: str, names: Iterable[str]) -> str | None:

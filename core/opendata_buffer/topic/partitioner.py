@@ -13,7 +13,7 @@ evenly. Both agree, key by key, with Gazette's ``ModuloMapping`` and ``Rendezvou
 from __future__ import annotations
 
 import random as system_random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -22,7 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from opendata_buffer.arguments import wrong_type
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.arrow import listed
 from opendata_buffer.topic.description import OFFSET_BASIS, PRIME, fnv1a
 
 __all__ = ["Keys", "Partitioner", "fnv1a", "modulo", "random", "rendezvous", "split"]
@@ -88,6 +90,9 @@ def random(
         InvalidInput: There are no partitions.
     """
     _check(partitions)
+    _check_keys(keys)
+    if source is not None and not callable(source):
+        raise wrong_type("source", source, "a function that returns a number in [0, 1)")
     seed = int((source or system_random.SystemRandom().random)() * (1 << 53))
     generator = np.random.default_rng(seed)
     return generator.integers(0, len(partitions), len(keys), dtype=np.int64)
@@ -119,12 +124,17 @@ def _table(names: tuple[int, ...], bits: int) -> Indices:
 
 
 def _check(partitions: Sequence[str]) -> None:
+    if not isinstance(partitions, Sequence) or isinstance(partitions, str | bytes):
+        raise wrong_type("partitions", partitions, "a list of names")
+    if not {*map(type, partitions)} <= {str}:
+        raise wrong_type("partitions", partitions, "a list of names, which are text")
     if not partitions:
         raise InvalidInput("there are no partitions to map keys to: create the topic with some")
 
 
 def _hashes(keys: Keys) -> Iterator[npt.NDArray[np.uint32]]:
     """The hashes of all keys, in order, some thousand at a time."""
+    _check_keys(keys)
     if not isinstance(keys, pa.Array | pa.ChunkedArray):
         keys = _column(keys)
     chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
@@ -146,11 +156,23 @@ def _hashes(keys: Keys) -> Iterator[npt.NDArray[np.uint32]]:
         passed += len(chunk)
 
 
+def _check_keys(keys: Keys) -> None:
+    """Refuse what has no keys in an order; what the keys are is the partitioner's matter."""
+    if isinstance(keys, bytes | str):
+        raise InvalidInput(f"keys is one {type(keys).__name__}: give a list of keys, [key]")
+    if (
+        isinstance(keys, type | bytearray | memoryview | Mapping | Set)
+        or not isinstance(keys, Iterable)
+        or not isinstance(keys, Sized)
+    ):
+        raise wrong_type("keys", keys, "a list of bytes and text, or an Arrow column")
+
+
 def _column(keys: Sequence[bytes | str]) -> pa.Array:
     values = [key.encode() if isinstance(key, str) else key for key in keys]
     for position, value in enumerate(values):
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise InvalidInput(f"key {position} is {value!r}: use bytes, text or an Arrow column")
+            raise wrong_type(f"key {position}", value, "bytes, text or an Arrow column")
     return pa.array(values, pa.large_binary())
 
 
@@ -190,8 +212,12 @@ def split(
     The parts are of the kind of the entries. ``InvalidInput`` if there are not as many keys as
     entries, or the partitioner did not return one index into the names for each key.
     """
-    if isinstance(keys, bytes | str):
-        raise InvalidInput(f"keys is one {type(keys).__name__}: give a list of keys, [key]")
+    _check(partitions)
+    _check_keys(keys)
+    if not callable(partitioner):
+        raise wrong_type("partitioner", partitioner, "a function such as modulo")
+    if not isinstance(entries, pa.RecordBatch):
+        entries = listed(entries)
     if len(keys) != len(entries):
         raise InvalidInput(f"there are {len(keys)} keys for {len(entries)} entries: one each")
     if not len(entries):

@@ -8,14 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os import PathLike
 from typing import Any, TypedDict, Unpack
 
+import pyarrow as pa
+
+from opendata_buffer.arguments import checked, take_bytes, wrong_type
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
+from opendata_buffer.formats import BytesLike
+from opendata_buffer.formats.arrow import listed
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
-from opendata_buffer.producer.producer import Producer
+from opendata_buffer.producer.producer import NO_METADATA, Producer
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parallel, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners
@@ -202,8 +208,8 @@ class ProduceOptions(TypedDict, total=False):
 
     keys: Keys | None
     partitioner: Partitioner | None
-    partition: str | None
-    metadata: bytes
+    partition: str | int | None
+    metadata: BytesLike
 
 
 class TopicProducer(Closeable):
@@ -232,9 +238,10 @@ class TopicProducer(Closeable):
         CorruptData, StorageError: The topic's description cannot be read.
     """
 
+    @checked
     def __init__(
         self,
-        config: ProducerConfig | str,
+        config: ProducerConfig | str | PathLike[str],
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
@@ -262,7 +269,7 @@ class TopicProducer(Closeable):
         *,
         key: bytes | str | None = None,
         partitioner: Partitioner | None = None,
-        partition: str | None = None,
+        partition: str | int | None = None,
     ) -> WriteHandle:
         """Accept one record without metadata; for records that are produced one by one.
 
@@ -273,11 +280,13 @@ class TopicProducer(Closeable):
                 and then to the next, as with Kafka's sticky partitioner: a record for each
                 partition would be an object for each.
             partitioner: As for :meth:`produce`.
-            partition: Its name or its number, whatever the key.
+            partition: Its name or its number, such as 3, whatever the key.
 
         Raises:
             OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
         """
+        if key is not None and not isinstance(key, str):
+            key = take_bytes("key", key)
         keys = None if key is None else [key]
         sticky = keys is None and partition is None and partitioner is None
         (name,) = self._parts([record], keys, partitioner, partition, sticky=sticky)
@@ -293,8 +302,8 @@ class TopicProducer(Closeable):
         *,
         keys: Keys | None = None,
         partitioner: Partitioner | None = None,
-        partition: str | None = None,
-        metadata: bytes = b"",
+        partition: str | int | None = None,
+        metadata: BytesLike = NO_METADATA,
     ) -> TopicHandle:
         """Accept entries; those of one key keep their order while the partitions stay the same.
 
@@ -364,6 +373,8 @@ class TopicProducer(Closeable):
         ``accept`` is called with the partition, its producer and the prepared call, which it passes
         to :meth:`.Producer.accept`.
         """
+        if not callable(accept):
+            raise wrong_type("accept", accept, "a function")
         parts = self._parts(entries, **options)
         with self._pool.using(list(parts)) as producers:
             # All parts are checked before the first one is accepted.
@@ -371,6 +382,7 @@ class TopicProducer(Closeable):
             handles = {name: accept(name, producers[name], call) for name, call in calls.items()}
         return TopicHandle(handles, self._runtime)
 
+    @checked
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything produced so far is durable, as :meth:`.Producer.flush`.
 
@@ -381,6 +393,7 @@ class TopicProducer(Closeable):
         """
         self._pool.flush(timeout)
 
+    @checked
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads of all partitions. May be repeated.
 
@@ -426,20 +439,22 @@ class TopicProducer(Closeable):
         entries: Entries,
         keys: Keys | None = None,
         partitioner: Partitioner | None = None,
-        partition: str | None = None,
-        metadata: bytes = b"",
+        partition: str | int | None = None,
+        metadata: BytesLike = NO_METADATA,
         *,
         sticky: bool = False,
-    ) -> dict[str, tuple[Entries, bytes]]:
+    ) -> dict[str, tuple[Entries, BytesLike]]:
         """The entries and the metadata of each partition that gets some entries."""
+        # Checked here, and not by each part's producer, which may be none.
+        metadata = take_bytes("metadata", metadata)
+        if partitioner is not None and not callable(partitioner):
+            raise wrong_type("partitioner", partitioner, "a function such as partitioner.modulo")
         active = self._topic.get().active
         self._pool.keep(active)
-        if isinstance(entries, bytes | bytearray | memoryview | str):
-            raise InvalidInput(
-                f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
-            )
+        if not isinstance(entries, pa.RecordBatch):
+            entries = listed(entries)
         if partition is not None:
-            if partition not in active:
+            if not isinstance(partition, str) or partition not in active:
                 partition = self._topic.get().resolved(partition)
             if partition not in active:
                 raise InvalidInput(

@@ -23,9 +23,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from os import PathLike, fspath
 from typing import Any, Unpack
 
 from opendata_buffer import errors
+from opendata_buffer.arguments import check_fields, checked
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ProducerConfig
 from opendata_buffer.consumer.batches import DeliveredBatch
 from opendata_buffer.formats.batch import Transaction
@@ -89,6 +91,9 @@ class AckIntents:
     clocks: Mapping[str, int] = field(default_factory=dict)
     txn: Transaction | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def to_json(self) -> str:
         """One line of JSON."""
         fields: dict[str, Any] = {
@@ -102,6 +107,7 @@ class AckIntents:
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
+    @checked
     def from_json(cls, text: str | bytes) -> AckIntents:
         """What :meth:`to_json` wrote. ``InvalidInput`` if another program or version wrote it."""
         with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -199,6 +205,7 @@ class TransactionBlock:
         """As :meth:`Publisher.publish_uncommitted`."""
         return self._publisher.publish_uncommitted(entries, **options)
 
+    @checked
     def ack(self, batch: DeliveredBatch) -> None:
         """Acknowledge a consumer's batch when, and only if, the transaction is committed.
 
@@ -244,9 +251,10 @@ class Publisher(Closeable):
             it again.
     """
 
+    @checked
     def __init__(
         self,
-        topic: Topic | str,
+        topic: Topic | str | PathLike[str],
         name: str | None = None,
         *,
         config: ProducerConfig | None = None,
@@ -256,7 +264,7 @@ class Publisher(Closeable):
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         **settings: Any,
     ) -> None:
-        url = topic if isinstance(topic, str) else topic.url
+        url = topic.url if isinstance(topic, Topic) else fspath(topic)
         if isinstance(topic, Topic) and store is None:
             store = topic.store
         self._config = ProducerConfig.of(config or url, {**settings, "store": url})
@@ -305,6 +313,7 @@ class Publisher(Closeable):
         :class:`.TopicConsumer` to start behind."""
         return {} if self._app is None else self._coordinator.positions(self._app)
 
+    @checked
     @contextmanager
     def transaction(self, timeout: float | None = None) -> Iterator[TransactionBlock]:
         """A transaction that is committed at the end of the block, and aborted by an exception.
@@ -385,6 +394,7 @@ class Publisher(Closeable):
         with current.one_call():
             return self._producer.produce_by(current.accept, entries, **options)
 
+    @checked
     @locked
     def build_ack_intents(self, timeout: float | None = None) -> AckIntents:
         """Wait until the open transaction is durable, and return what commits it.
@@ -401,6 +411,7 @@ class Publisher(Closeable):
         self._check_usable()
         return self._intents(timeout)
 
+    @checked
     @locked
     def apply(self, intents: AckIntents) -> None:
         """Commit the transaction in all partitions it wrote to. May be repeated.
@@ -417,6 +428,7 @@ class Publisher(Closeable):
         self._check_usable()
         self._apply(intents)
 
+    @checked
     @locked
     def commit(self, timeout: float | None = None) -> AckIntents:
         """:meth:`build_ack_intents` and :meth:`apply`, for a publisher with a name.
@@ -443,6 +455,7 @@ class Publisher(Closeable):
         self._check_usable()
         self._roll_back()
 
+    @checked
     def close(self, timeout: float | None = None) -> None:
         """Roll an open transaction back, flush, and end the threads. May be repeated.
 

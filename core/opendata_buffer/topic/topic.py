@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from typing import TypeVar
 
 from opendata_buffer import errors, outcomes
+from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.ownership import (
@@ -63,6 +65,7 @@ class Topic:
         records: Folder of the commit records of its writers.
     """
 
+    @checked
     def __init__(self, store: Store, settings: QueueConfig, runtime: Runtime) -> None:
         self.store = store
         self.url = store.url
@@ -75,9 +78,10 @@ class Topic:
         )
 
     @classmethod
+    @checked
     def create(
         cls,
-        config: QueueConfig | str,
+        config: QueueConfig | str | PathLike[str],
         partitions: int,
         *,
         store: Store | None = None,
@@ -114,9 +118,10 @@ class Topic:
         return topic
 
     @classmethod
+    @checked
     def open(
         cls,
-        config: QueueConfig | str,
+        config: QueueConfig | str | PathLike[str],
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
@@ -127,6 +132,7 @@ class Topic:
         return topic
 
     @classmethod
+    @checked
     def of(cls, config: QueueConfig, *, store: Store, runtime: Runtime) -> Topic:
         """The topic at a store's root; or else the queue there, as a topic of one partition.
 
@@ -149,6 +155,7 @@ class Topic:
         return queue
 
     @classmethod
+    @checked
     def find(
         cls, config: QueueConfig, *, store: Store, runtime: Runtime | None = None
     ) -> Topic | None:
@@ -167,8 +174,13 @@ class Topic:
         return topic
 
     @classmethod
-    def _at(cls, config: QueueConfig | str, store: Store | None, runtime: Runtime | None) -> Topic:
-        settings = QueueConfig(store=config) if isinstance(config, str) else config
+    def _at(
+        cls,
+        config: QueueConfig | str | PathLike[str],
+        store: Store | None,
+        runtime: Runtime | None,
+    ) -> Topic:
+        settings = config if isinstance(config, QueueConfig) else QueueConfig.of(config, {})
         _check_config(settings)
         opened = store if store is not None else open_store(settings.store, settings.store_options)
         return cls(opened, settings, runtime or SystemRuntime())
@@ -192,6 +204,7 @@ class Topic:
             )
         return self._remember(found)
 
+    @checked
     def expand(self, partitions: int) -> TopicDescription:
         """Add partitions until so many are active. May be repeated.
 
@@ -336,8 +349,9 @@ class Topic:
         found = zip(lacking, in_parallel(self._runtime, register, lacking), strict=True)
         return {name: begins for name, begins in found if begins}
 
-    def drain(self, partition: str) -> TopicDescription:
-        """End the writing of a partition, by its name or its number: ``"3"``. May be repeated.
+    @checked
+    def drain(self, partition: str | int) -> TopicDescription:
+        """End the writing of a partition, by its name or its number, such as 3. May be repeated.
 
         Producers stop within seconds. The partition leaves the topic once everything in it is
         acknowledged: see :meth:`remove_drained`.
@@ -349,6 +363,7 @@ class Topic:
         now_ms = self._runtime.now_ms()
         return self._change(lambda before: before.drained(partition, now_ms))
 
+    @checked
     def remove_drained(self, after_s: float = DRAIN_S) -> list[str]:
         """Remove the draining partitions that are empty from the topic. Returns their names.
 
@@ -367,10 +382,12 @@ class Topic:
             log.info("left the topic at %s, drained: %s", self.url, ", ".join(empty))
         return empty
 
+    @checked
     def forget_left(self, partitions: Iterable[str]) -> TopicDescription:
         """Remove partitions from the list of those that have left: their batches are deleted."""
         return self._change(lambda before: before.collected(partitions))
 
+    @checked
     def seal(self, partition: str) -> bool:
         """Close a partition if it is empty. False while it has entries; of a log, while it has a
         reader that has not acknowledged all, or none that says so.
@@ -400,6 +417,7 @@ class Topic:
         return queue.seal(read_to)
 
     @staticmethod
+    @checked
     def config_of(partition: str, config: Config) -> Config:
         """Settings for one partition, from those for all; they name no prefix and no manifest."""
         if partition == config.data_path_prefix:

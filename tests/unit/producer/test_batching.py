@@ -238,7 +238,7 @@ def test_a_list_with_anything_else_is_encoded_one_by_one(other: Any, at: int) ->
     if isinstance(other, bytearray | memoryview):
         assert encode_entries(records) == piece(*map(bytes, records))
     else:
-        with pytest.raises(InvalidInput, match=f"record {at} is {type(other).__name__}"):
+        with pytest.raises(InvalidInput, match=f"record {at} is of type {type(other).__name__}"):
             encode_entries(records)
 
 

@@ -255,7 +255,7 @@ def test_every_number_has_a_name_in_every_slot(number: int) -> None:
 
 @pytest.mark.parametrize("keys", [string.ascii_uppercase, pairs(string.ascii_uppercase)])
 def test_short_keys_are_not_all_in_one_partition(keys: Sequence[str]) -> None:
-    counts = np.bincount(rendezvous(keys, NAMES[:8]), minlength=8)
+    counts = np.bincount(rendezvous(list(keys), NAMES[:8]), minlength=8)
     assert counts.max() * 8 / len(keys) < 1.5
 
 

@@ -115,7 +115,7 @@ def test_a_call_with_one_wrong_part_is_refused_as_a_whole() -> None:
         keys = [b"key %d" % number for number in range(9)]
         for entries, message in (
             (pa.array([b"x"] * 8 + [None]), "null"),
-            ([b"x"] * 8 + [b"y" * 2_000], "max_batch_bytes"),
+            ([b"x"] * 8 + [b"y" * 2_000], "a batch has at most 1000"),
         ):
             with pytest.raises(InvalidInput, match=message):
                 producer.produce(entries, keys=keys)

@@ -1,0 +1,275 @@
+"""Check the types of arguments: a wrong one is refused before anything is read or written.
+
+A value of the wrong type is dangerous in Python because many values turn into others in silence:
+``bytes(3)`` is three zero bytes, and ``bytes([65, 66])`` is ``b"AB"``. So every public function
+and every configuration checks what it is given, and raises one error::
+
+    metadata is 3 (int): use bytes, bytearray or memoryview
+
+The annotations that the type checker reads are the only list of what is accepted. Functions have
+the decorator :func:`checked`, and dataclasses call :func:`check_fields`. A function that is called
+for every record, such as ``Producer.send``, checks by hand and calls :func:`wrong_type`.
+
+The elements of lists, tuples and dicts are checked too. Those of an iterator are not, because
+that would use them up.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache, wraps
+from inspect import iscoroutinefunction
+from numbers import Real
+from os import PathLike
+from types import UnionType
+from typing import Any, BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin
+
+from opendata_buffer.errors import InvalidInput
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_TEXTS = (str, bytes, bytearray, memoryview)
+"""They are sequences, and a list of their elements is never meant."""
+
+_SHORT = 12
+"""Characters of a text that is shown in a message; the keys of a cloud are longer."""
+
+_NAMES: dict[Any, str] = {
+    Callable: "a function",
+    Iterable: "a list",
+    Sequence: "a list",
+    Mapping: "a dict",
+    BinaryIO: "a binary file",
+    PathLike: "a URL or path such as 's3://bucket/orders'",
+    bool: "true or false",
+}
+
+
+def wrong_type(name: str, value: object, use: str, *, secret: bool = False) -> InvalidInput:
+    """Return the error of an argument that has the wrong type.
+
+    Args:
+        name: Of the argument.
+        value: What was given. Numbers and short texts are shown, such as a number in quotes.
+            Other values might be credentials or data.
+        use: What is accepted.
+        secret: Never show the value.
+    """
+    return InvalidInput(f"{name} is {_shown(value, secret)}: use {use}")
+
+
+def _shown(value: object, secret: bool) -> str:
+    kind = type(value).__name__
+    if secret:
+        return f"of type {kind}"
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__} (type)"
+    is_short = (
+        isinstance(value, float)
+        or (isinstance(value, int) and value.bit_length() < 200)
+        or (isinstance(value, str) and len(value) <= _SHORT)
+    )
+    return f"{value!r} ({kind})" if is_short else f"of type {kind}"
+
+
+def take_bytes(name: str, value: object) -> bytes:
+    """Return a copy of a bytes-like value.
+
+    Raises:
+        InvalidInput: The value is not ``bytes``, ``bytearray`` or ``memoryview``. Others may have
+            no bytes, or may turn into bytes that nobody meant (failure F48).
+    """
+    if type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise wrong_type(name, value, how_to_get_bytes(value))
+
+
+def how_to_get_bytes(value: object) -> str:
+    """Return what to use in place of a value that is not bytes-like."""
+    if isinstance(value, str):
+        return "bytes; encode text, e.g. text.encode()"
+    return "bytes, bytearray or memoryview"
+
+
+def checked(function: _F) -> _F:
+    """Check the arguments of each call by the function's annotations.
+
+    Raises:
+        InvalidInput: An argument has another type. A wrong number of arguments or an unknown name
+            is Python's own ``TypeError``.
+    """
+    code: Any = getattr(function, "__wrapped__", function).__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    def check(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        annotations = function.__annotations__
+        module = function.__module__
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            annotation = annotations.get(name)
+            if annotation is None or name not in names:
+                continue
+            _check(name, _evaluated(annotation, module), value)
+
+    if iscoroutinefunction(function):
+
+        @wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return await function(*args, **kwargs)
+
+        return call_async  # type: ignore[return-value]
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def check_fields(instance: Any, but: Iterable[str] = ()) -> None:
+    """Check the fields of a dataclass by their annotations, except those named in ``but``.
+
+    Raises:
+        InvalidInput: A field has another type.
+    """
+    module = type(instance).__module__
+    for field in fields(instance):
+        if field.name in but:
+            continue
+        hint = _evaluated(str(field.type), module)
+        _check(field.name, hint, getattr(instance, field.name), secret=not field.repr)
+
+
+class _NotLoaded:
+    """A class that is named in an annotation, and whose module may not be loaded.
+
+    It is imported for type checkers only. If its module is not loaded, no value is of that class;
+    if it is, the value's own classes show its name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __or__(self, other: object) -> _Either:
+        return _Either(self, other)
+
+    def __ror__(self, other: object) -> _Either:
+        return _Either(other, self)
+
+    def __getitem__(self, _: object) -> _NotLoaded:
+        return self
+
+    def __getattr__(self, name: str) -> _NotLoaded:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _NotLoaded(name)
+
+
+class _Either:
+    """A union with a :class:`_NotLoaded` in it."""
+
+    def __init__(self, *choices: object) -> None:
+        self.choices = choices
+
+    def __or__(self, other: object) -> _Either:
+        return _Either(*self.choices, other)
+
+    def __ror__(self, other: object) -> _Either:
+        return _Either(other, *self.choices)
+
+
+class _Scope(dict[str, Any]):
+    """The names that an annotation may use, those of its module."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, None) or _NotLoaded(name)
+
+
+@cache
+def _evaluated(annotation: Any, module: str) -> Any:
+    if not isinstance(annotation, str):
+        return annotation
+    scope = _Scope(vars(sys.modules[module]))
+    return eval(annotation, {"__builtins__": {}}, scope)
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    if isinstance(hint, _Either):
+        return tuple(choice for each in hint.choices for choice in _choices(each))
+    if get_origin(hint) in (Union, UnionType):
+        return get_args(hint)
+    return (hint,)
+
+
+def _check(name: str, hint: Any, value: object, *, secret: bool = False) -> None:
+    """Refuse a value that does not fit, or has an element that does not."""
+    fitting = [choice for choice in _choices(hint) if _fits_one(choice, value)]
+    if not fitting:
+        raise wrong_type(name, value, _described(hint), secret=secret)
+    arguments = get_args(fitting[0])
+    if not arguments or get_origin(fitting[0]) is Literal:
+        return
+    if isinstance(value, dict):
+        for key, element in value.items():
+            _check(f"a key of {name}", arguments[0], key)
+            _check(f"{name}[{key!r:.40}]", arguments[1], element)
+    elif isinstance(value, list | tuple) and (len(arguments) == 1 or arguments[1:] == (...,)):
+        for index, element in enumerate(value):
+            _check(f"{name}[{index}]", arguments[0], element)
+    elif isinstance(value, tuple) and len(arguments) == len(value):
+        for index, element in enumerate(value):
+            _check(f"{name}[{index}]", arguments[index], element)
+
+
+def _fits_one(hint: Any, value: object) -> bool:
+    kind = get_origin(hint) or hint
+    if kind is None or kind is type(None):
+        return value is None
+    if kind is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if isinstance(kind, _NotLoaded):
+        return any(each.__name__ == kind.name for each in type(value).__mro__)
+    if kind is BinaryIO:
+        return hasattr(value, "read") and not isinstance(value, type)
+    if kind in (Any, object, Self) or not isinstance(kind, type):
+        return True
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if kind in (Iterable, Sequence):
+        return isinstance(value, kind) and not isinstance(value, (*_TEXTS, Mapping))
+    if getattr(kind, "_is_protocol", False):
+        # A dict has the method get, as a store does.
+        is_own = type(value).__module__ != "builtins" and not isinstance(value, type)
+        return is_own and all(hasattr(value, each) for each in _members(kind))
+    return isinstance(value, kind)
+
+
+@cache
+def _members(protocol: type) -> tuple[str, ...]:
+    own = (each for each in protocol.__mro__ if getattr(each, "_is_protocol", False))
+    names = {name for each in own for name in (*vars(each), *vars(each).get("__annotations__", ()))}
+    return tuple(sorted(name for name in names if not name.startswith("_")))
+
+
+def _described(hint: Any) -> str:
+    found: list[str] = []
+    for choice in _choices(hint):
+        kind = get_origin(choice) or choice
+        if kind is None or kind is type(None):
+            found.append("None")
+        elif kind is Literal:
+            found += map(repr, get_args(choice))
+        else:
+            found.append(_NAMES.get(kind) or getattr(kind, "__name__", None) or kind.name)
+    *others, last = dict.fromkeys(found)
+    return f"{', '.join(others)} or {last}" if others else last
