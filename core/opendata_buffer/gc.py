@@ -507,8 +507,11 @@ class GarbageCollector:
             metrics.reader_lag_seconds.set(behind.age_s(now_ms) or 0.0, labels)
             metrics.reader_expires_seconds.set(max(0, left_ms) / 1000, labels)
         floor = floor_of(index, held, view.next_sequence, self._retained_from(view, now_ms))
-        new = index.without_readers(expired).with_floor(floor)
-        if (floor == index.floor and not expired) or dry_run:
+        # Noted, so that a reader whose position stays away expires.
+        missing = {n: index.missing.get(n, now_ms) for n, p in positions.items() if p.is_missing}
+        changed = replace(index, missing=missing)
+        new = changed.without_readers(expired).with_floor(floor)
+        if (floor == index.floor and not expired and missing == index.missing) or dry_run:
             return new if dry_run else index
         for name in expired:
             log.warning(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
-from opendata_buffer.errors import Drained, InvalidInput
+from opendata_buffer.errors import CorruptData, Drained, InvalidInput
 from opendata_buffer.queue.log import Log, LogIndex, LogView, parts_folder
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.readers import (
@@ -90,23 +90,32 @@ class ReaderStatus:
     moved_ms: int  # when its position was written last, since the Unix epoch
     expires_seconds: float  # from then on it holds nothing, unless it moves
     expires_soon: bool
+    position_missing: bool = False  # then it holds everything from the floor on
 
     @property
     def who(self) -> str:
         """The consumer with this name that runs or was the last to run, in words."""
+        if self.position_missing:
+            return "unknown, its position is missing"
         if not self.program:
             return "unknown"
         process = f", process {self.process}" if self.process else ""
         return f"{self.program} on {self.host}{process}"
 
 
-def readers_of(queue: Target, view: LogView, name: str | None = None) -> list[ReaderStatus]:
-    """All readers of a log, by name, or only the one of a ``name``; one small read for each."""
+def readers_of(
+    queue: Target,
+    view: LogView,
+    name: str | None = None,
+    unreadable: Callable[[CorruptData], None] | None = None,
+) -> list[ReaderStatus]:
+    """All readers of a log, by name, or only the one of a ``name``; one small read for each.
+    ``unreadable`` as for :func:`.read_positions`."""
     index, now_ms = view.index, queue.runtime.now_ms()
     if name is not None:
         index = replace(index, readers=tuple(each for each in index.readers if each == name))
     found = []
-    for each, position in read_positions(view.log, index).items():
+    for each, position in read_positions(view.log, index, unreadable).items():
         left_ms = position.moved_ms + index.reader_expiry_ms - now_ms
         status = ReaderStatus(
             partition=queue.prefix,
@@ -122,6 +131,7 @@ def readers_of(queue: Target, view: LogView, name: str | None = None) -> list[Re
             moved_ms=position.moved_ms,
             expires_seconds=left_ms / 1000,
             expires_soon=left_ms < index.reader_expiry_ms * SOON,
+            position_missing=position.is_missing,
         )
         found.append(status)
     return found

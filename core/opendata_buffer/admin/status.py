@@ -224,11 +224,15 @@ def read_status(
     sizes = {each.key: each.size for each in listing.objects}
     log_status, records = None, dict[str, Any]()
     if view is not None:
-        readers = noted(lambda: readers_of(queue, view)) or []
+
+        def unreadable(error: errors.CorruptData) -> None:
+            notes.append(str(error))
+
+        readers = noted(lambda: readers_of(queue, view, unreadable=unreadable)) or []
         if not listing.truncated:
             readers = [_with_bytes(each, view, sizes) for each in readers]
         log_status = _log_status(view, readers)
-        notes += _log_notes(view, readers)
+        notes += [*_log_notes(view, readers), *_missing_positions(readers, queue.hint)]
         if damage := _first_damage(view, readers):
             notes.append(damage)
             refused = refused or damage
@@ -449,6 +453,20 @@ def _log_notes(view: LogView, readers: Sequence[ReaderStatus]) -> Iterator[str]:
         )
 
 
+def _missing_positions(readers: Sequence[ReaderStatus], words: str) -> Iterator[str]:
+    """A sentence for each reader whose position is gone; ``words`` are the queue as commands take
+    it."""
+    for reader in readers:
+        if reader.position_missing:
+            yield (
+                f"the position of reader {reader.name!r} is missing: it was deleted, or 'readers "
+                "delete' was interrupted. The reader keeps everything from sequence "
+                f"{reader.next_sequence} on, and expires in {reader.expires_seconds / 3600:,.1f} h "
+                "if a collector runs. Start the reader to keep it, or run 'opendata-buffer readers "
+                f"delete {words} {reader.name}'."
+            )
+
+
 def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) -> tuple[str, ...]:
     """A warning about the first transaction that is open for too long (failure F40)."""
     for each in undecided:
@@ -508,6 +526,8 @@ class TopicStatus:
 def read_topic(target: Target, topic: Topic) -> TopicStatus:
     """Read the description, then all manifests and records of consumers in parallel."""
     description, runtime = topic.read(), target.runtime
+    notes = list[str]()
+    known = dict[str, Sequence[str]]()  # the readers of active partitions
 
     def read(partition: Partition) -> tuple[PartitionStatus, Manifest]:
         queue = target.queue(partition.name)
@@ -518,7 +538,10 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
         manifest, log, refused, grace_ms = _see(queue, claim, queue.reader().find())
         view, log_status = log or manifest, None
         if log is not None:
-            readers = readers_of(queue, log)
+            readers = readers_of(queue, log, unreadable=lambda error: notes.append(str(error)))
+            notes.extend(_missing_positions(readers, queue.hint))
+            if partition.state is State.ACTIVE:
+                known[partition.name] = log.index.readers
             log_status = _log_status(log, readers)
             refused = refused or _first_damage(log, readers)
         status = PartitionStatus(
@@ -542,9 +565,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
     transactions = open_among(target, manifests)
     undecided = Counter(each.partition for each in transactions)
     found = tuple(replace(each, undecided=undecided[each.name]) for each, _ in read_all)
-    logs = {each.name: each.log for each in found if each.state == State.ACTIVE and each.log}
-    known = {name: [reader.name for reader in log.readers] for name, log in logs.items()}
-    missing = missing_notes(known, queue_hint(topic.url, target.config))
+    notes += missing_notes(dict(sorted(known.items())), queue_hint(topic.url, target.config))
     ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
     return TopicStatus(
         store=topic.url,
@@ -556,7 +577,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
         undecided=len({each.producer for each in transactions}),
         quarantined=sum(each.quarantined for each in found),
         transactions=tuple(transactions),
-        notes=(*missing, *_stale(transactions, topic.url, target.config)),
+        notes=(*sorted(notes), *_stale(transactions, topic.url, target.config)),
     )
 
 

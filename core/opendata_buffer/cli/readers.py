@@ -30,7 +30,7 @@ from opendata_buffer.cli.target import target_of
 from opendata_buffer.cli.terminal import open_console, reader_table, readers_table
 from opendata_buffer.cli.text import confirm, format_retention, format_span, plural
 from opendata_buffer.config import check_reader_name
-from opendata_buffer.errors import Drained, InvalidInput
+from opendata_buffer.errors import CorruptData, Drained, InvalidInput
 from opendata_buffer.queue.log import LogIndex
 from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.queue.readers import reset_reader, unknown_reader
@@ -174,11 +174,12 @@ def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     With --json an object for each reader and partition.
     """
     target = target_of(runtime, queue)
-    found = _readers_in(target)
+    found, faults = _readers_in(target)
     if not as_json:
         open_console().print(readers_table(found, target.topic is not None))
     for each in found if as_json else ():
         click.echo(json.dumps(asdict(each)))
+    _fail(faults)
 
 
 @readers.command(cls=Command)
@@ -188,11 +189,13 @@ def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 @click.pass_obj
 def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> None:
     """Show all that is known of one reader, or of each."""
-    for each in _readers_in(target_of(runtime, queue), name):
+    found, faults = _readers_in(target_of(runtime, queue), name)
+    for each in found:
         if as_json:
             click.echo(json.dumps(asdict(each)))
         else:
             open_console().print(reader_table(each))
+    _fail(faults)
 
 
 @readers.command(cls=Command)
@@ -279,6 +282,12 @@ def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any)
         click.echo(json.dumps(fields) if as_json else line)
 
 
+def _fail(faults: list[CorruptData]) -> None:
+    """End with an error where positions could not be read, after the others were shown."""
+    if faults:
+        raise Failure(". ".join(str(fault).rstrip(".") for fault in faults))
+
+
 def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
     """The place that an option of ``reset`` names, or by how many batches to go on."""
     if kind == "shift_by":
@@ -291,20 +300,24 @@ def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
     return start
 
 
-def _readers_in(target: Target, name: str | None = None) -> list[ReaderStatus]:
-    """All readers of a log, or of all partitions, or those of a ``name``, which has to be there.
-    Warns of readers that some partitions of a topic lack."""
+def _readers_in(
+    target: Target, name: str | None = None
+) -> tuple[list[ReaderStatus], list[CorruptData]]:
+    """All readers of a log, or of all partitions, or those of a ``name``, which has to be there;
+    and the errors of those whose position cannot be read. Warns of readers that some partitions of
+    a topic lack."""
     found: list[ReaderStatus] = []
+    faults: list[CorruptData] = []
     known = dict[str, tuple[str, ...]]()
     for queue in existing(target):
         view = view_of(queue)
-        found += readers_of(queue, view, name)
+        found += readers_of(queue, view, name, faults.append)
         if target.topic is not None and queue.prefix in target.topic.description.active:
             known[queue.prefix] = view.index.readers
-    if not found and name is not None:
+    if name is not None and not (found or faults):
         raise unknown_reader(name, view.index)
-    if not found:
+    if not (found or faults):
         click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
     for note in missing_notes(known, queue_hint(target.store.url, target.config)):
         click.echo(f"warning: {note}", err=True)
-    return found
+    return found, faults

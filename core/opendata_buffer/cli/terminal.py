@@ -81,7 +81,7 @@ def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
             format_age(each.oldest_unread_seconds),
             f"{each.next_sequence:,}",
             _expiry(each),
-            Text(each.who if each.runs else "none"),
+            Text(each.who if each.runs or each.position_missing else "none"),
         )
     return table
 

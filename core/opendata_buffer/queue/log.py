@@ -6,7 +6,7 @@ what left it in between is in the index (decision 0038). The index is ``<prefix>
 
     {"version": 1, "queue": "01J5...", "end": 2816, "floor": 512, "readers": ["billing"],
      "levels": [[[1792, 2816, 1767225600000, 1767225700000, "0...-01J6....segment"]], ...],
-     "lost": [], "reader_expiry_ms": 604800000, "changes": 7}
+     "lost": [], "missing": {}, "reader_expiry_ms": 604800000, "changes": 7}
 
 * Entries from ``floor`` up to, not including, ``end`` are in segments, but for the ranges in
   ``lost``, which a client that knows no log took off the manifest before they were moved.
@@ -115,8 +115,9 @@ class LogIndex:
 
     ``retention_ms`` and ``retention_bytes`` keep batches that all readers have acknowledged; with
     both, what one of them does not keep goes, and None of both keeps none. A reader that did not
-    move for ``reader_expiry_ms`` holds nothing. ``changes`` makes the bytes differ where nothing
-    else does, because a store may compare versions by content.
+    move for ``reader_expiry_ms`` holds nothing. ``missing`` says since when the collector has not
+    found the position of a reader: without a position, it expires by this time. ``changes`` makes
+    the bytes differ where nothing else does, because a store may compare versions by content.
     """
 
     queue_id: str
@@ -129,6 +130,7 @@ class LogIndex:
     retention_bytes: int | None = None
     reader_expiry_ms: int = DEFAULT_READER_EXPIRY_MS
     changes: int = 0
+    missing: Mapping[str, int] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
@@ -147,12 +149,16 @@ class LogIndex:
             map(is_number, chain(*lost))
         ):
             raise found.wrong("lost", "a list of ranges")
+        missing = found.mapping("missing", {})
+        if not all(map(is_number, missing.values())):
+            raise found.wrong("missing", "names with times in milliseconds")
         made = found.into(
             cls,
             queue_id=found.text("queue"),
             levels=tuple(_parts(found, "levels", each) for each in found.items("levels")),
             readers=tuple(readers),
             lost=tuple((first, end) for first, end in lost),
+            missing=missing,
         )
         made._check(found)
         return made
@@ -185,12 +191,16 @@ class LogIndex:
         return self.changed(levels=tuple(levels))
 
     def with_reader(self, name: str) -> LogIndex:
-        """The index with a reader; changed in any case, so that a collector notices."""
-        return self.changed(readers=tuple(sorted({*self.readers, name})))
+        """The index with a reader, whose position was written; changed in any case, so that a
+        collector notices."""
+        missing = {each: at for each, at in self.missing.items() if each != name}
+        return self.changed(readers=tuple(sorted({*self.readers, name})), missing=missing)
 
     def without_readers(self, names: Sequence[str]) -> LogIndex:
         """The index without some readers: they hold nothing any more."""
-        return self.changed(readers=tuple(each for each in self.readers if each not in names))
+        readers = tuple(each for each in self.readers if each not in names)
+        missing = {each: at for each, at in self.missing.items() if each not in names}
+        return self.changed(readers=readers, missing=missing)
 
     def with_floor(self, floor: int) -> LogIndex:
         """The index with a higher floor, without what lies before it."""

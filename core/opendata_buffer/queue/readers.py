@@ -166,8 +166,8 @@ def _note_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasO
 
 _POSITION = Sidecar(
     "the position of a reader",
-    "Restore its latest version (bucket versioning), or delete it and set the reader with "
-    "'opendata-buffer readers reset STORE NAME' to where it was.",
+    "Restore its latest version (bucket versioning), or delete it and run 'opendata-buffer readers "
+    "reset STORE NAME --to-earliest', which reads again what is kept.",
 )
 
 CHECK_S = 60.0
@@ -203,10 +203,16 @@ class ReaderPosition:
         return _POSITION.encode_value(self, queue=self.queue_id, queue_id=None)
 
     @classmethod
-    def from_json(cls, data: bytes) -> ReaderPosition:
-        """Read the object's bytes; ``CorruptData`` where they are no such object."""
-        found = _POSITION.decode(data)
+    def from_json(cls, data: bytes, kind: Sidecar = _POSITION) -> ReaderPosition:
+        """Read the object's bytes; ``CorruptData``, with the advice of ``kind``, where they are not
+        a position."""
+        found = kind.decode(data)
         return found.into(cls, queue_id=found.text("queue"))
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it stands for a position that is not stored: see :func:`read_positions`."""
+        return self.since_ms == 0
 
     def may_run(self, now_ms: int) -> bool:
         """Whether a consumer may have this position: on this host by its process, else by time."""
@@ -225,18 +231,48 @@ def readers_folder(config: QueueConfig) -> str:
 def position_object(log_: Log, name: str) -> CasObject[ReaderPosition]:
     """The position of one reader."""
     key = f"{readers_folder(log_.config)}{name}.json"
-    return _POSITION.cas_object(ReaderPosition, log_.store, key, log_.runtime, log_.config)
+    words = f"{ownership.queue_hint(log_.store.url, log_.config)} {name}"
+    kind = replace(_POSITION, remedy=_POSITION.remedy.replace("STORE NAME", words))
+    return CasObject(
+        log_.store,
+        key,
+        decode=partial(ReaderPosition.from_json, kind=kind),
+        encode=ReaderPosition.to_json,
+        runtime=log_.runtime,
+        settings=log_.config,
+        sidecar=kind,
+    )
 
 
-def read_positions(log_: Log, index: LogIndex) -> dict[str, ReaderPosition]:
-    """The positions of all readers in the index, one read each. One that is gone counts as at the
-    floor and moved now: the reader did not expire, and holds what it may not have read."""
+def read_positions(
+    log_: Log, index: LogIndex, unreadable: Callable[[errors.CorruptData], None] | None = None
+) -> dict[str, ReaderPosition]:
+    """Return the positions of all readers in the index, by name; one read for each.
+
+    A reader whose position is gone may not have read anything that is kept, so it counts as being
+    at the floor. It counts as having moved when the collector first missed its position, which the
+    index says, or else now. So it holds what it needs, and expires as any other (failure F44).
+
+    Args:
+        log_: The log.
+        index: The index as it was read before.
+        unreadable: Gets the error of each position that cannot be read, which is then left out.
+
+    Raises:
+        CorruptData: A position cannot be read, and ``unreadable`` is not given.
+    """
     found = {}
     for name in index.readers:
-        position = position_object(log_, name).read()
+        try:
+            position = position_object(log_, name).read()
+        except errors.CorruptData as error:
+            if unreadable is None:
+                raise
+            unreadable(error)
+            continue
         if not isinstance(position, ReaderPosition) or position.queue_id != index.queue_id:
-            now_ms = log_.runtime.now_ms()
-            position = ReaderPosition(index.queue_id, index.floor, 0, moved_ms=now_ms)
+            moved_ms = index.missing.get(name, log_.runtime.now_ms())
+            position = ReaderPosition(index.queue_id, index.floor, 0, moved_ms=moved_ms)
         found[name] = position
     return found
 

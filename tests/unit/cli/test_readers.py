@@ -395,6 +395,43 @@ def test_status_warns_of_a_reader_that_expires_soon(url: str, store: MemoryStore
     assert "SOON" in flat("status", url)
 
 
+def test_status_says_that_the_position_of_a_reader_is_missing(url: str, store: MemoryStore) -> None:
+    log_of(url, 30)
+    for name in ("billing", "search"):
+        ok("consume", url, "--reader", name, "--ack")
+    store.delete_many([POSITION.format("billing")])
+    (note,) = json_of("status", url)["notes"]
+    for part in (
+        "the position of reader 'billing' is missing",
+        "keeps everything from sequence 0 on",
+        f"'opendata-buffer readers delete {url} billing'",
+    ):
+        assert part in note
+    (first, second) = lines_of("readers", "list", url)
+    assert (first["position_missing"], second["position_missing"]) == (True, False)
+    assert "position is missing" in flat("readers", "list", url)
+    ok("readers", "delete", url, "billing")
+    assert json_of("status", url)["notes"] == []
+
+
+def test_a_position_that_cannot_be_read_hides_no_other_reader(url: str, store: MemoryStore) -> None:
+    log_of(url, 3, "--retention", "7d")
+    for name in ("a", "b"):
+        ok("consume", url, "--reader", name, "--ack")
+    store.put(POSITION.format("a"), b"{")
+    result = run("readers", "list", url, "--json")
+    assert result.exit_code == 1
+    assert [json.loads(each)["name"] for each in result.stdout.splitlines()] == ["b"]
+    for part in ("_readers/a.json", f"'opendata-buffer readers reset {url} a --to-earliest'"):
+        assert part in result.stderr
+    found = json_of("status", url)
+    assert [each["name"] for each in found["log"]["readers"]] == ["b"]
+    assert any("_readers/a.json" in each for each in found["notes"])
+    ok("readers", "reset", url, "b", "--to-earliest")
+    ok("readers", "describe", url, "b")
+    assert position_of(store, "b").next == 0
+
+
 def test_f42_status_names_what_a_consumer_without_readers_took_off_the_log(
     url: str, store: MemoryStore
 ) -> None:
