@@ -272,11 +272,18 @@ class PoisonBatch(DataError):
     In a topic it is in ``partition``, else empty: ``TopicConsumer.skip(partition, sequence)``.
     """
 
-    def __init__(self, sequence: int, location: str, reason: str, partition: str = "") -> None:
+    def __init__(
+        self, sequence: int, location: str, reason: str, partition: str = "", command: str = ""
+    ) -> None:
         call = f"skip({partition!r}, {sequence})" if partition else f"skip({sequence})"
+        fix = f"pass it by with {call}; its records are then lost"
+        if command:
+            fix = (
+                f"stop this reader and continue after it with {command}: its records are then lost"
+            )
         super().__init__(
             f"batch {sequence} at {location!r} cannot be delivered: {reason}. Restore the object, "
-            f"or pass it by with {call}; its records are then lost."
+            f"or {fix}."
         )
         self.sequence = sequence
         self.location = location
@@ -321,10 +328,18 @@ class DataLoss(DataError):
     """Sequences that must be read are no longer in the manifest."""
 
     def __init__(self, key: str, needed: int, oldest: int, hint: str = "") -> None:
-        super().__init__(
-            f"sequence {needed} is needed but manifest {key!r} starts at {oldest}: "
-            f"{oldest - needed} batches were dequeued by another consumer. {hint}".rstrip()
-        )
+        if "_readers/" in key and key.endswith(".json"):
+            reader = key.rpartition("_readers/")[2].removesuffix(".json")
+            text = (
+                f"reader {reader!r} needs sequence {needed}, and the log continues at {oldest}: "
+                f"{oldest - needed} batches are gone."
+            )
+        else:
+            text = (
+                f"sequence {needed} is needed but manifest {key!r} starts at {oldest}: "
+                f"{oldest - needed} batches were dequeued by another consumer."
+            )
+        super().__init__(f"{text} {hint}".rstrip())
         self.key = key
         self.needed = needed
         self.oldest = oldest

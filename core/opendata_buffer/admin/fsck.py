@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -24,6 +24,7 @@ from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
     Log,
     LogIndex,
+    LogView,
     OldIndex,
     index_key,
     parts_folder,
@@ -36,6 +37,7 @@ from opendata_buffer.queue.ownership import (
     owner_object,
     read_manifest,
 )
+from opendata_buffer.queue.readers import read_positions
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import WrongChecksum, read_bytes
 
@@ -87,12 +89,6 @@ NOT_REPAIRED = {
 }
 """Why repair leaves a kind of problem, and what to do about it."""
 
-PASSED_BY = (
-    "an entry of a log never changes: each reader passes it by with 'opendata-buffer readers reset "
-    "{hint} NAME --to-sequence {next}'"
-)
-"""Why repair leaves a batch of a log, and what to do about it."""
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -103,11 +99,16 @@ class Finding:
     problem: str
     kind: Kind
     what: str = "entry"  # or "manifest", or "unread batch"
+    last_sequence: int | None = None  # of several batches of a log that are gone, the last one
+    count: int = 1  # of these
+    next_sequence: int | None = None  # of a batch of a log that is gone, the next one that is not
 
     @property
     def name(self) -> str:
         """What it is about, in words."""
         where = self.what if self.sequence is None else f"sequence {self.sequence}"
+        if self.last_sequence is not None:
+            return f"sequences {self.sequence} to {self.last_sequence}"
         return f"{where} {self.location!r}"
 
     def __str__(self) -> str:
@@ -125,6 +126,7 @@ class Report:
     problems: list[Finding] = field(default_factory=list)  # what makes a consumer fail
     notes: list[Finding] = field(default_factory=list)  # what a repair would do more
     is_log: bool = False
+    positions: Mapping[str, int] = field(default_factory=dict)  # of a log: where its readers are
 
     @property
     def ok(self) -> bool:
@@ -194,6 +196,12 @@ def check_queue(queue: Target) -> Report:
         report.problems = [
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]
+    if index is not None:
+        known = log.need(marked=True)
+        report.problems = _joined(report.problems, log.view(known, reader.manifest()))
+        with suppress(errors.CorruptData):  # status names a position that cannot be read
+            positions = read_positions(log, known)
+            report.positions = {name: each.next for name, each in positions.items()}
     try:
         read_claims(queue)
     except errors.CorruptData as error:
@@ -215,6 +223,36 @@ def _hidden(log: Log, index: LogIndex) -> Iterator[Finding]:
             )
             yield Finding(None, index_key(log.config), text, Kind.OLD_INDEX, _INDEX_NAME)
             return  # One repair brings back all of them.
+
+
+def _joined(problems: Iterable[Finding], view: LogView) -> list[Finding]:
+    """The findings of a log, with batches that are missing one after the other as one: a collector
+    that knows no log deletes thousands (failure F42)."""
+    found: list[Finding] = []
+    for each in problems:
+        last = found[-1] if found else None
+        if last is not None and last.sequence is not None and each.sequence is not None:
+            end = last.sequence if last.last_sequence is None else last.last_sequence
+            missing = last.kind is each.kind is Kind.MISSING
+            if missing and view.available_from(end + 1) == each.sequence:
+                count = last.count + 1
+                found[-1] = replace(
+                    last,
+                    problem=f"the objects of {count:,} batches are gone; the first is "
+                    f"{last.location!r}",
+                    last_sequence=each.sequence,
+                    count=count,
+                )
+                continue
+        found.append(each)
+    return [_with_next(each, view) for each in found]
+
+
+def _with_next(finding: Finding, view: LogView) -> Finding:
+    if finding.sequence is None:
+        return finding
+    last = finding.sequence if finding.last_sequence is None else finding.last_sequence
+    return replace(finding, next_sequence=view.available_from(last + 1))
 
 
 def _is_kept(log: Log, segment: str, end: int) -> bool:
@@ -373,14 +411,27 @@ def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tup
         if finding.kind is Kind.REPEATED and finding.location not in delivered:
             delivered.add(finding.location)
         elif report.is_log and finding.kind in (Kind.MISSING, Kind.UNREADABLE):
-            assert finding.sequence is not None
-            leave.append((finding, PASSED_BY.format(hint=hint, next=finding.sequence + 1)))
+            leave.append((finding, _passed_by(report, finding, hint)))
         elif finding.kind in REPAIRED_BY:
             to_repair.append(finding)
         else:
             reason = NOT_REPAIRED[finding.kind].format(hint=hint, sequence=finding.sequence)
             leave.append((finding, reason))
     return to_repair, leave
+
+
+def _passed_by(report: Report, finding: Finding, hint: str) -> str:
+    """Why repair leaves batches of a log, and the commands by which readers continue after them."""
+    end = finding.next_sequence
+    assert end is not None
+    behind = sorted(name for name, at in report.positions.items() if at < end)
+    commands = [
+        f"'opendata-buffer readers reset {hint} {name} --to-sequence {end}'" for name in behind
+    ]
+    why = f"an entry of a log never changes, and the next sequence is {end}. Restore the objects"
+    if not commands:
+        return f"{why} for a new reader; all that there are have passed"
+    return f"{why}, or stop the readers and run {', '.join(commands)}"
 
 
 def repair(queue: Target, plan: Sequence[Finding]) -> list[tuple[Finding, str | None]]:

@@ -121,7 +121,7 @@ def readers_of(
             partition=queue.prefix,
             name=each,
             next_sequence=position.next,
-            lag=max(0, view.next_sequence - max(position.next, view.first_sequence)),
+            lag=view.behind(position.next).entry_count,
             oldest_unread_seconds=view.behind(position.next).age_s(now_ms),
             runs=position.may_run(now_ms),
             program=position.program,
@@ -171,7 +171,9 @@ def plan_reset(queue: Target, name: str, where: Start | int) -> tuple[ResetPlan,
         after = min(max(at + where, view.first_sequence), view.next_sequence)
     else:
         after = where.sequence_in(view, queue.config, queue.store.url)
-    again, passed = (max(0, at - after), max(0, after - at)) if before is not None else (0, 0)
+    again = passed = 0
+    if before is not None:
+        again, passed = view.count(after, at), view.count(at, after)
     return ResetPlan(queue.prefix, name, before, after, again, passed, runs), view
 
 

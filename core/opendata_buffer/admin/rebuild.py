@@ -43,7 +43,13 @@ from opendata_buffer.queue.ownership import (
     exists,
 )
 from opendata_buffer.queue.queue import no_such_queue
-from opendata_buffer.queue.readers import ReaderPosition, position_object, readers_folder
+from opendata_buffer.queue.readers import (
+    REPAIR,
+    ReaderPosition,
+    position_object,
+    readers_folder,
+    write_consumer_info,
+)
 from opendata_buffer.stores.base import Listing, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
@@ -311,6 +317,7 @@ def rebuild_index(queue: Target) -> str | None:
     store, config, runtime = queue.store, queue.config, queue.runtime
     opened = queue.open_for_repair()
     manifest, queue_id = opened.claim_epoch(None), opened.queue_id
+    write_consumer_info(store, config, runtime, manifest.epoch, program=REPAIR)
     folder, positions = parts_folder(config), readers_folder(config)
     raw = read_raw(store, index_key(config))
     old = _index_in(raw, queue_id)
@@ -435,4 +442,5 @@ def rebuild(queue: Target) -> str | None:
 
     cas_object.change(decide)
     claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
+    write_consumer_info(store, config, runtime, plan.manifest.epoch, program=REPAIR)
     return saved

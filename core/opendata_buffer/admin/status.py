@@ -26,7 +26,8 @@ from opendata_buffer.gc import Queued
 from opendata_buffer.quarantine import list_quarantine, quarantined_names
 from opendata_buffer.queue.cas import read_sidecar
 from opendata_buffer.queue.log import Log, LogView, name_ms
-from opendata_buffer.queue.ownership import QueueClaim, queue_hint, topic_hint
+from opendata_buffer.queue.missing import Missing, find_missing
+from opendata_buffer.queue.ownership import QueueClaim, queue_hint, reset_command, topic_hint
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.queue.readers import ConsumerInfo, read_consumer_info
 from opendata_buffer.runtime import Runtime, in_parallel
@@ -142,9 +143,12 @@ class LogStatus:
     """What a log keeps, and who reads it; sequences and batches."""
 
     floor: int  # the first sequence that is kept
+    first: int  # the first one from there on that is not gone
     end: int  # what the next batch gets
     kept: int
     in_segments: int  # of these
+    missing: int = 0  # batches whose objects are gone, where a status had a reason to look
+    first_readable: int | None = None  # the first sequence after those
     retention_ms: int | None
     retention_bytes: int | None
     reader_expiry_ms: int
@@ -219,6 +223,9 @@ def read_status(
     # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
     # orphan, and one dequeued and collected meanwhile is not missing.
     after, view, refused, grace_ms = _see(queue, claim, reader.manifest())
+    missing = None if view is None else _missing_of(view, consumer, after)
+    if view is not None and missing is not None:
+        view = replace(view, missing=((missing.first, missing.end),))
     found = summarise(before, after, listing, store.url, config, runtime.now_ms(), view)
     notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
     sizes = {each.key: each.size for each in listing.objects}
@@ -231,9 +238,13 @@ def read_status(
         readers = noted(lambda: readers_of(queue, view, unreadable=unreadable)) or []
         if not listing.truncated:
             readers = [_with_bytes(each, view, sizes) for each in readers]
-        log_status = _log_status(view, readers)
+        log_status = _log_status(view, readers, missing)
         notes += [*_log_notes(view, readers), *_missing_positions(readers, queue.hint)]
-        if damage := _first_damage(view, readers):
+        gone, stuck = _gone(view, readers, missing)
+        notes += [gone] if gone else []
+        refused = refused or (gone if stuck else "")
+        damage = "" if gone else _first_damage(view, readers)
+        if damage:
             notes.append(damage)
             refused = refused or damage
     else:  # Of a log, each reader has records of its own that wait.
@@ -292,7 +303,7 @@ def summarise(
     view = after if log is None else log
     oldest, newest = None, None
     if view.entry_count:
-        oldest, newest = view.first_sequence, view.next_sequence - 1
+        oldest, newest = view.available_from(view.first_sequence), view.next_sequence - 1
     kept = max(0, view.first_sequence - after.first_sequence)
     locations = set(after.locations()[kept:])
     known = locations if after is before else set(before.locations())
@@ -397,18 +408,53 @@ def _see(
     return manifest, view, refused, None if claim is None else claim.grace_ms
 
 
-def _log_status(view: LogView, readers: Sequence[ReaderStatus]) -> LogStatus:
+def _log_status(
+    view: LogView, readers: Sequence[ReaderStatus], missing: Missing | None
+) -> LogStatus:
     index, floor = view.index, view.first_sequence
     return LogStatus(
         floor=floor,
+        first=min(view.available_from(floor), view.next_sequence),
         end=view.next_sequence,
         kept=view.entry_count,
-        in_segments=max(0, min(index.end, view.manifest.first_sequence) - floor),
+        in_segments=view.count(floor, min(index.end, view.manifest.first_sequence)),
+        missing=0 if missing is None else missing.count,
+        first_readable=None if missing is None else missing.end,
         retention_ms=index.retention_ms,
         retention_bytes=index.retention_bytes,
         reader_expiry_ms=index.reader_expiry_ms,
         readers=tuple(readers),
     )
+
+
+def _missing_of(view: LogView, consumer: ConsumerInfo | None, manifest: Manifest) -> Missing | None:
+    """The batches of a log that are gone, by a search of the objects. It is only made where a
+    consumer that knows no log seems to have been there, whose collector deletes them."""
+    known = consumer is not None and consumer.epoch == manifest.epoch
+    if (known and not view.lost) or manifest.sealed:
+        return None
+    try:
+        return find_missing(view, view.first_sequence)
+    except (errors.CorruptData, errors.StorageError):
+        return None  # What cannot be read is a finding of its own.
+
+
+def _gone(
+    view: LogView, readers: Sequence[ReaderStatus], missing: Missing | None
+) -> tuple[str, bool]:
+    """What an operator does about batches that are gone, and whether a reader is stuck there."""
+    if missing is None:
+        return "", False
+    stuck = [each for each in readers if each.next_sequence < missing.end]
+    url, config = view.log.store.url, view.log.config
+    commands = [reset_command(url, config, each.name, missing.end) for each in stuck[:SHOWN]]
+    go_on = "No reader needs them."
+    if stuck:
+        go_on = f"Restore the objects, or stop the readers and run {', '.join(commands)}."
+    return (
+        f"{missing}. The collector of a consumer that knows no log (v1) deletes what segments "
+        f"name: stop it first. {go_on}"
+    ), bool(stuck)
 
 
 def _with_bytes(reader: ReaderStatus, view: LogView, sizes: Mapping[str, int]) -> ReaderStatus:
@@ -439,12 +485,12 @@ def _log_notes(view: LogView, readers: Sequence[ReaderStatus]) -> Iterator[str]:
                 f"reader {each.name!r} expires in {each.expires_seconds / 3600:,.1f} h: then what "
                 "only it has not read is deleted. Start it, or delete it"
             )
-    for first, end in view.gaps:
+    for first, end in view.lost:
         if end > view.first_sequence:
             yield (
-                f"sequences {first} to {end - 1} were taken off the log by a consumer that knows "
-                "no readers (v1): stop it, or let it go on as a reader. Nothing in a segment is "
-                "lost by it"
+                f"sequences {first} to {end - 1} are gone: a consumer that knows no readers (v1) "
+                "took them off the log, or the manifest was rebuilt. Stop such a consumer, or let "
+                "it continue as a reader"
             )
     if view.first_sequence < view.manifest.first_sequence and _MESSAGE in view.manifest.raw:
         yield (
@@ -538,12 +584,17 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
         manifest, log, refused, grace_ms = _see(queue, claim, queue.reader().find())
         view, log_status = log or manifest, None
         if log is not None:
+            missing = _missing_of(log, consumer, manifest)
+            if missing is not None:
+                log = view = replace(log, missing=((missing.first, missing.end),))
             readers = readers_of(queue, log, unreadable=lambda error: notes.append(str(error)))
             notes.extend(_missing_positions(readers, queue.hint))
             if partition.state is State.ACTIVE:
                 known[partition.name] = log.index.readers
-            log_status = _log_status(log, readers)
-            refused = refused or _first_damage(log, readers)
+            log_status = _log_status(log, readers, missing)
+            gone, stuck = _gone(log, readers, missing)
+            notes.extend([gone] if gone else [])
+            refused = refused or (gone if stuck else _first_damage(log, readers))
         status = PartitionStatus(
             name=partition.name,
             state=str(partition.state),

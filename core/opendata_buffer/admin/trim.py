@@ -40,9 +40,9 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.queue.log import LogView
-from opendata_buffer.queue.ownership import queue_hint, topic_hint
-from opendata_buffer.queue.readers import TRIM, write_consumer_info
+from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.ownership import queue_hint, reset_command, topic_hint
+from opendata_buffer.queue.readers import SKIP, TRIM, read_positions, write_consumer_info
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.stores.base import read_bytes
 
@@ -56,12 +56,9 @@ def skip_batch(
     can be read. After an error call it again; after InvalidInput nothing was changed. Returns the
     batch's report, and the epoch that the queue was claimed with.
     """
-    _refuse_log(
-        queue,
-        "an entry of a log never changes, and each reader passes a batch by for itself. "
-        f"'opendata-buffer readers reset {queue.hint} NAME --to-sequence {sequence + 1}' has one "
-        "do so",
-    )
+    if queue.is_log():
+        why = "an entry of a log never changes. Stop each reader that fails, and have it continue"
+        _refuse_log(queue, f"{why} after the batch: {_passing_commands(queue, sequence)}")
     store, config, runtime = queue.store, queue.config, queue.runtime
     manifest = queue.reader().manifest()
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
@@ -91,6 +88,7 @@ def skip_batch(
     location = batch_key(config.data_path_prefix, runtime.ulid(), txn, message)
     store.put(location, encode_batch([]))
     after = opened.replace(sequence, entry.location, NewEntry(location))
+    write_consumer_info(store, config, runtime, after.epoch, program=SKIP)
     opened.close()
     return report, after.epoch
 
@@ -102,6 +100,19 @@ def _refuse_log(queue: Target, why: str) -> None:
             f"the queue with manifest {queue.config.manifest_path!r} is a log with named readers: "
             f"{why}"
         )
+
+
+def _passing_commands(queue: Target, sequence: int) -> str:
+    """Return the commands, in quotes, by which the readers that have not passed a sequence of a log
+    continue after it; in words where there is none."""
+    log = Log(queue.store, queue.config, queue.runtime)
+    positions = read_positions(log, log.need())
+    commands = [
+        reset_command(queue.store.url, queue.config, name, sequence + 1)
+        for name, position in positions.items()
+        if position.next <= sequence
+    ]
+    return ", ".join(commands) or "no reader of this log has it still to read"
 
 
 def _view(queue: Target) -> Manifest | LogView:
@@ -336,9 +347,9 @@ def plan_trim(queue: Target, start: Start) -> TrimPlan:
     hint = queue.hint
     _refuse_log(
         queue,
-        "what its readers have acknowledged is deleted when the retention is over. "
-        f"'opendata-buffer readers reset {hint} NAME --to-datetime TIME' moves a reader on, and "
-        f"'opendata-buffer readers enable {hint} --retention DURATION' how long batches stay",
+        "what its readers have acknowledged is deleted when the retention is over. To keep less, "
+        f"give another one, such as 'opendata-buffer readers enable {hint} --retention 1d'. To "
+        f"move a reader on, use 'readers reset'; 'opendata-buffer readers list {hint}' shows them",
     )
     manifest = queue.reader().manifest()
     target = start.sequence_in(manifest, queue.config, queue.store.url)

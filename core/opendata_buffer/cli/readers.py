@@ -38,8 +38,14 @@ from opendata_buffer.runtime import Runtime
 
 MEANS = (
     "Producers go on, also those of other languages. A consumer without a reader's name is refused "
-    "from now on; one of another library would take batches from all readers, and must be stopped: "
-    "let it go on as a named reader. It cannot be undone"
+    "from now on. Stop the consumers of other libraries and older releases: they would take "
+    "batches from all readers, and their garbage collectors delete what the log keeps. Continue as "
+    "a named reader. It cannot be undone"
+)
+
+V1_WARNING = (
+    "warning: no garbage collector of another library or an older release may delete below this "
+    "prefix: it deletes the batches of segments"
 )
 
 
@@ -128,6 +134,8 @@ def enable(
         for name, sequence in registered.items():
             line += f"\n{partition}: registered reader {name}, from sequence {sequence:,} on"
         click.echo(json.dumps(fields) if as_json else line)
+    if any(made for _, made, _ in enabled.values()):
+        click.echo(V1_WARNING, err=True)
     if target.topic is None:
         return
     known = {
@@ -248,7 +256,7 @@ def reset(
             click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
             continue
         if plan.before is None:
-            before, count = "a new reader", view.next_sequence - plan.after
+            before, count = "a new reader", view.count(plan.after, view.next_sequence)
             moved = f"{plural(count, 'batch')} will be read"
         else:
             before = f"from {plan.before:,}"

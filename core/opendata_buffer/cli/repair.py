@@ -101,7 +101,7 @@ def fsck(
                 plan, left = plan_repair(report, each.hint)
         if as_json:
             fields = {"ok": report.ok, **asdict(report), "partition": each.prefix}
-            del fields["is_log"]
+            del fields["is_log"], fields["positions"]
             if tries:
                 fields["repaired"] = [
                     {**asdict(finding), "copy": copy} for finding, copy in repaired

@@ -168,7 +168,7 @@ def _records(status: Status | TopicStatus) -> str:
 
 def _log_rows(log: LogStatus) -> list[tuple[str, str]]:
     kept = (
-        f"{plural(log.kept, 'batch')} kept, {log.floor:,} to {log.end - 1:,}"
+        f"{plural(log.kept, 'batch')} kept, {log.first:,} to {log.end - 1:,}"
         if log.kept
         else (f"nothing kept, the next is {log.end:,}")
     )

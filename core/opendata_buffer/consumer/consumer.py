@@ -37,6 +37,7 @@ from opendata_buffer.queue.ownership import (
     claim_for_writing,
     owner_key,
     queue_hint,
+    reset_command,
 )
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause, no_such_queue
 from opendata_buffer.queue.readers import ReaderQueue, amend_consumer_info, write_consumer_info
@@ -72,6 +73,10 @@ def check_data_loss(
     if oldest <= needed:
         return cursors
     if not allowed:
+        if isinstance(manifest, LogView) and manifest.log.reader:
+            log_, name = manifest.log, manifest.log.reader
+            command = reset_command(log_.store.url, log_.config, name, oldest)
+            cause = f"{cause} Stop this reader and accept the loss with {command}."
         raise DataLoss(key, needed, oldest, cause)
     warn_data_loss(key, needed, oldest)
     return cursors.jump(oldest)
@@ -709,6 +714,8 @@ class Consumer(BatchLoop):
         return manifest
 
     def _queued(self, manifest: Manifest | LogView) -> int:
+        if isinstance(manifest, LogView):
+            return manifest.count(self._cursors.next_open, manifest.next_sequence)
         return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_open)
 
     # Called without the lock, which a fetch may hold for long: cursors and manifest do not change.

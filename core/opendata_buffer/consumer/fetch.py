@@ -13,9 +13,10 @@ interpreter's lock.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from math import ceil
@@ -30,9 +31,13 @@ from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, is_confined, key_fault, largest_object
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.queue.missing import Missing, look_for_missing
+from opendata_buffer.queue.ownership import reset_command
 from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Files, Get, read_bytes
 from opendata_buffer.stores.open import open_store
+
+log = logging.getLogger(__name__)
 
 NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
 """A fetch that waited no longer than this came from a page cache, and not over a network."""
@@ -190,6 +195,9 @@ class FetchHandle:
         self._partition = ""
         self._max_batch_bytes = max_batch_bytes
         self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._reads_as: ConsumerConfig | None = None
+        """Of a named reader of a log its configuration, for what errors advise."""
+        self._missing: Missing | None = None
 
     @classmethod
     @checked
@@ -197,13 +205,15 @@ class FetchHandle:
         cls, config: ConsumerConfig, *, store: Get | None = None, runtime: Runtime | None = None
     ) -> FetchHandle:
         """The handle of a consumer's configuration; ``store`` instead of the one it names."""
-        return cls(
+        made = cls(
             config.store if store is None else store,
             config.store_options if store is None else None,
             data_path_prefix=config.data_path_prefix,
             max_batch_bytes=config.max_batch_bytes,
             runtime=runtime,
         )
+        made._reads_as = config if config.reader else None
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -230,6 +240,8 @@ class FetchHandle:
         and errors name the partition."""
         other = self.clone()
         other._prefix = other._partition = partition
+        if self._reads_as is not None:
+            other._reads_as = replace(self._reads_as, data_path_prefix=partition, manifest_path="")
         return other
 
     def adaptive_concurrency(self) -> AdaptiveConcurrency:
@@ -262,7 +274,7 @@ class FetchHandle:
             why = f"it is not below the data prefix {self._prefix!r}"
             if fault := key_fault(location):
                 why = f"no object can have this name: {fault}"
-            raise errors.ForeignLocation(sequence, location, why, self._partition)
+            raise self._poison(errors.ForeignLocation, descriptor, why)
         limit = largest_object(self._max_batch_bytes)
         call: Callable[..., Any] = retrying or (lambda function, *args: function(*args))
         data: bytes | ReadBuffer
@@ -275,7 +287,7 @@ class FetchHandle:
                     data = call(read_bytes, self._store, location, limit)
         except errors.InvalidInput as error:
             why = _plain(error)
-            raise errors.ForeignLocation(sequence, location, why, self._partition) from error
+            raise self._poison(errors.ForeignLocation, descriptor, why) from error
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
         metrics.bytes_collected.add(len(data))
         return PooledBatch(data, sequence, location, descriptor.metadata)
@@ -326,14 +338,46 @@ class FetchHandle:
     @contextmanager
     def _unreadable(self, batch: BatchDescriptor | PooledBatch) -> Iterator[None]:
         """Errors of its bytes name the batch."""
-        where = (batch.sequence, batch.location)
         try:
             yield
         except errors.CorruptData as error:
-            raise errors.BatchUnreadable(*where, _plain(error), self._partition) from error
+            raise self._poison(errors.BatchUnreadable, batch, _plain(error)) from error
         except errors.ObjectNotFound as error:
-            why = "its object does not exist"
-            raise errors.BatchMissing(*where, why, self._partition) from error
+            why, after = "its object does not exist", batch.sequence + 1
+            if (missing := self._find_missing(batch.sequence)) is not None and missing.count > 1:
+                why, after = f"{why}: {missing}", missing.end
+            raise self._poison(errors.BatchMissing, batch, why, after) from error
+
+    def _poison(
+        self,
+        kind: type[errors.PoisonBatch],
+        batch: BatchDescriptor | PooledBatch,
+        why: str,
+        after: int | None = None,
+    ) -> errors.PoisonBatch:
+        """The error about a batch; a named reader is told the command that continues ``after``."""
+        command, config = "", self._reads_as
+        if config is not None:
+            url = str(getattr(self._store, "url", config.store))
+            after = batch.sequence + 1 if after is None else after
+            command = reset_command(url, config, config.reader, after)
+        return kind(batch.sequence, batch.location, why, self._partition, command)
+
+    def _find_missing(self, sequence: int) -> Missing | None:
+        """How many batches of a log are gone from this one on, for an error; None where that is not
+        known. The answer is kept: a reader that passes over missing batches asks for each."""
+        config, known = self._reads_as, self._missing
+        if config is None:
+            return None
+        if known is not None and known.first <= sequence < known.end:
+            return replace(known, first=sequence, count=known.end - sequence)
+        store: Any = self._store
+        try:
+            self._missing = look_for_missing(store, config, self._runtime, sequence)
+        except errors.OpenDataBufferError as error:
+            log.info("how many batches are missing from %d on is not known: %s", sequence, error)
+            return None
+        return self._missing
 
 
 def _plain(error: Exception) -> str:

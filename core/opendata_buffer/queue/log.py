@@ -42,6 +42,7 @@ from opendata_buffer.queue.ownership import (
     check_owner,
     owner_key,
     queue_hint,
+    reset_command,
 )
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import read_bytes
@@ -268,6 +269,17 @@ def _parts(found: SidecarFields, name: str, rows: Any) -> tuple[Part, ...]:
     return tuple(made)
 
 
+def joined_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges in order, with those that overlap or touch joined."""
+    found: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((first, end))
+    return found
+
+
 def end_of_gap(sequence: int, gaps: Sequence[tuple[int, int]]) -> int:
     """The first sequence from this one on that is in none of the gaps, which are in order."""
     for first, end in gaps:
@@ -322,7 +334,7 @@ def end_of_part(key: str) -> int:
 
 class Log:
     """The index and the segments of one log, which is that of ``queue_id`` or, if that is empty,
-    any. Not thread-safe."""
+    any. ``reader`` is the named reader that errors are for, if there is one. Not thread-safe."""
 
     most_entries = 1_024
     """Entries in the manifest of a log from which on the oldest ones are moved."""
@@ -332,19 +344,25 @@ class Log:
     """Entries of one segment."""
 
     def __init__(
-        self, store: CasStore, config: QueueConfig, runtime: Runtime, queue_id: str = ""
+        self,
+        store: CasStore,
+        config: QueueConfig,
+        runtime: Runtime,
+        queue_id: str = "",
+        reader: str = "",
     ) -> None:
         self.store = store
         self.config = config
         self.runtime = runtime
         self.queue_id = queue_id
+        self.reader = reader
         self._object = INDEX.cas_object(
             LogIndex, store, index_key(config), runtime, config, check_read=self._checks_read()
         )
         self._mark = IndexMark(store, config, runtime)
         self._true_gap = (0, 0)
         # Not methods of this object: in a cycle with it they would outlive its use.
-        read = partial(_read_part, store, config)
+        read = partial(_read_part, store, config, reader)
         self._page: Callable[[Part], tuple[Part, ...]]
         self._page = lru_cache(_PAGES)(partial(read, PAGE.max_bytes, page_from_json))
         self._segment: Callable[[Part], Manifest]
@@ -663,7 +681,12 @@ def _old_index(store: CasStore, config: QueueConfig, what: str) -> OldIndex:
 
 
 def _read_part(
-    store: CasStore, config: QueueConfig, most: int, decode: Callable[[bytes], T], part: Part
+    store: CasStore,
+    config: QueueConfig,
+    reader: str,
+    most: int,
+    decode: Callable[[bytes], T],
+    part: Part,
 ) -> T:
     """What is in a segment or page; errors say which sequences it has, and what to do."""
     key = parts_folder(config) + part.name
@@ -677,11 +700,19 @@ def _read_part(
     except (errors.ObjectNotFound, errors.CorruptData) as error:
         gone = isinstance(error, errors.ObjectNotFound)
         what = "is gone" if gone else "cannot be read: " + str(error).split(". ")[0]
+        if reader:
+            command = reset_command(store.url, config, reader, part.end)
+            go_on = f"continue after them with {command}"
+        else:
+            words = queue_hint(store.url, config)
+            go_on = (
+                f"set each reader that stops there to sequence {part.end} with 'readers reset'. "
+                f"'opendata-buffer readers list {words}' shows where they are"
+            )
         raise (SegmentGone if gone else errors.CorruptData)(
             f"{key!r} in {store.url} {what}. It names sequences {part.first} to {part.end - 1} of "
-            "the log: readers that are before or behind them go on. Restore the object (bucket "
-            "versioning), or have a reader pass them by with 'opendata-buffer readers reset "
-            f"{queue_hint(store.url, config)} NAME --to-sequence {part.end}'."
+            "the log: readers that are before or past them continue. Restore the object (bucket "
+            f"versioning), or {go_on}."
         ) from error
 
 
@@ -698,6 +729,8 @@ class LogView:
     key: str
     check_current: Callable[[], None] = lambda: None
     """Raises where the view is out of date: its reader was fenced, or was passed by the floor."""
+    missing: tuple[tuple[int, int], ...] = ()
+    """Ranges whose objects are known to be gone."""
 
     @property
     def next_sequence(self) -> int:
@@ -706,8 +739,13 @@ class LogView:
 
     @property
     def entry_count(self) -> int:
-        """Entries from ``first_sequence`` on, with those that were lost."""
-        return max(0, self.next_sequence - self.first_sequence)
+        """Entries from ``first_sequence`` on, without those that are gone."""
+        return self.count(self.first_sequence, self.next_sequence)
+
+    def count(self, first: int, end: int) -> int:
+        """Return how many entries there are from ``first`` up to, not including, ``end``."""
+        gone = (min(end, last) - max(first, begin) for begin, last in self.gaps)
+        return max(0, end - first - sum(each for each in gone if each > 0))
 
     @property
     def sealed(self) -> bool:
@@ -716,7 +754,12 @@ class LogView:
 
     @property
     def gaps(self) -> Sequence[tuple[int, int]]:
-        """Ranges that a client took away which knows no log."""
+        """Ranges that are gone, in order: those in :attr:`lost`, and those without objects."""
+        return self.lost if not self.missing else joined_ranges((*self.lost, *self.missing))
+
+    @property
+    def lost(self) -> Sequence[tuple[int, int]]:
+        """Ranges that a client which knows no log took off the manifest."""
         first, end = self.manifest.first_sequence, self.index.end
         return (*self.index.lost, *([(end, first)] if first > end else []))
 
@@ -749,7 +792,7 @@ class LogView:
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
         """Seconds since the first entry from ``start`` on was written, without a request; in a
         segment the age of the oldest name there."""
-        at = max(self.first_sequence, start if start is not None else 0)
+        at = self.available_from(start if start is not None else 0)
         if at >= self.manifest.first_sequence:
             return self.manifest.age_s(now_ms, at)
         found = next((each for each in self.index.parts() if each.first <= at < each.end), None)

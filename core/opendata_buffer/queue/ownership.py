@@ -621,6 +621,12 @@ def queue_hint(url: str, config: QueueConfig) -> str:
     return shlex.join([*found, *config.store_options.command_words()])
 
 
+def reset_command(url: str, config: QueueConfig, reader: str, sequence: int) -> str:
+    """Return the command, in quotes, that sets a reader of a log to a sequence."""
+    words = queue_hint(url, config)
+    return f"'opendata-buffer readers reset {words} {reader} --to-sequence {sequence}'"
+
+
 def topic_hint(url: str, config: QueueConfig) -> str:
     """As :func:`queue_hint`, but the whole topic where the queue is a partition of one."""
     if PARTITION_NAME.fullmatch(config.data_path_prefix) is not None:

@@ -47,7 +47,11 @@ _NOTE = Sidecar(
     "Nothing depends on it: delete it, and the next consumer writes it anew.",
 )
 TRIM = "opendata-buffer trim"
-"""The program that a trim notes; it has ended when anybody reads that."""
+SKIP = "opendata-buffer skip"
+REPAIR = "opendata-buffer fsck --repair"
+ENABLE = "opendata-buffer readers enable"
+"""The programs that commands note which raise the epoch. They read nothing, and have ended when
+anyone sees that."""
 _NOTE_DEADLINE_MS = 2_000
 """Longest wait for a write; the queue is read without it, too."""
 
@@ -109,7 +113,15 @@ def write_consumer_info(
     store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, *, program: str
 ) -> None:
     """Note that this process claimed an epoch, unless a later one is noted. Raises nothing."""
-    own = ConsumerInfo(epoch, os.uname().nodename, os.getpid(), program, "", runtime.now_ms())
+    own = ConsumerInfo(
+        epoch,
+        os.uname().nodename,
+        os.getpid(),
+        program,
+        "",
+        runtime.now_ms(),
+        epoch if program in (TRIM, SKIP, REPAIR, ENABLE) else None,
+    )
 
     def noted(before: ConsumerInfo | None) -> ConsumerInfo:
         if before is not None and before.epoch > epoch:
@@ -299,7 +311,9 @@ def enable_readers(
     if first is None:
         ownership.owner_object(store, config, runtime).change(marked)
         queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
-        begin = queue.claim_epoch(None).first_sequence
+        claimed = queue.claim_epoch(None)
+        write_consumer_info(store, config, runtime, claimed.epoch, program=ENABLE)
+        begin = claimed.first_sequence
         first = LogIndex(claim.queue_id, begin, begin)
     return log_.change(lambda before: (before or first).changed(**settings))
 
@@ -430,7 +444,7 @@ class ReaderQueue:
         """The queue's id."""
         self.labels = {**self._queue.labels, "reader": name}
         """Attributes of gauges about this reader."""
-        self._log = Log(store, config, runtime, self.queue_id)
+        self._log = Log(store, config, runtime, self.queue_id, name)
         self._position = position_object(self._log, name)
         self.key = self._position.key
         """The key of the position."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 
 import pytest
+from click.testing import Result
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.errors import Fenced
+from opendata_buffer.errors import BatchMissing, Fenced
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.readers import ReaderPosition
@@ -58,6 +61,10 @@ def log_of(url: str, batches: int, *more: str) -> None:
     fill(url, *([b"%d" % number] for number in range(1, batches)))
 
 
+def flat_of(result: Result) -> str:
+    return " ".join(result.stdout.split())
+
+
 def records(*arguments: str) -> list[bytes]:
     return ok(*arguments).stdout_bytes.splitlines()
 
@@ -78,7 +85,7 @@ def test_enabling_asks_and_says_what_other_consumers_may_not_do(
 ) -> None:
     fill(url, [b"a"])
     line = fails("readers", "enable", url)
-    for part in ("Producers go on", "would take batches from all readers", "--yes"):
+    for part in ("Producers go on", "take batches from all readers", "garbage collectors", "--yes"):
         assert part in line
     assert [each.key for each in store.list(INDEX).objects] == []
 
@@ -98,6 +105,27 @@ def test_f42_a_consumer_that_runs_is_named_and_fenced(
     with pytest.raises(Fenced):
         consumer.ack_through(batch.sequence)
     assert records("consume", url) == [b"a", b"b"]
+
+
+def test_enabling_warns_of_collectors_that_know_no_log(url: str) -> None:
+    fill(url, [b"a"])
+    warning = "no garbage collector of another library"
+    assert warning in ok("readers", "enable", url, "--yes").stderr
+    assert warning not in ok("readers", "enable", url, "--yes").stderr
+
+
+def test_status_names_the_command_that_raised_the_epoch(url: str, store: MemoryStore) -> None:
+    log_of(url, 40)
+    assert "consumer opendata-buffer readers enable, process" in flat("status", url)
+    store.delete_many([INDEX])
+    ok("fsck", url, "--repair", "--yes")
+    assert "consumer opendata-buffer fsck --repair, process" in flat("status", url)
+    store.delete_many(["ingest/manifest"])
+    ok("fsck", url, "--repair", "--yes")
+    shown = flat("status", url)
+    assert "consumer opendata-buffer fsck --repair, process" in shown
+    assert "another client" not in shown
+    assert json_of("status", url)["consumer"]["epoch"] == manifest_of(store).epoch
 
 
 def test_enabling_again_changes_the_times_that_are_given(url: str, store: MemoryStore) -> None:
@@ -438,7 +466,7 @@ def test_f42_status_names_what_a_consumer_without_readers_took_off_the_log(
     log_of(url, 3)
     store.put("ingest/manifest", manifest_of(store).drop_through(1).raw)
     (note,) = json_of("status", url)["notes"]
-    assert "sequences 0 to 1 were taken off the log by a consumer that knows no readers" in note
+    assert "sequences 0 to 1 are gone: a consumer that knows no readers (v1) took them off" in note
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
@@ -455,7 +483,91 @@ def test_status_exits_1_where_a_reader_cannot_go_on(
     result = run("status", url)
     assert result.exit_code == 1
     assert f"readers are refused at sequence 0: {first!r}" in result.stderr
-    assert "--to-sequence" in result.stderr
+    assert f"'opendata-buffer readers list {url}' shows where they are" in result.stderr
+    line = fails("consume", url, "--ack", "--reader", "x")
+    assert f"'opendata-buffer readers reset {url} x --to-sequence" in line
+
+
+def collect_as_v1(store: MemoryStore) -> None:
+    """Delete the batches that the manifest does not name, as a collector of v1 does."""
+    named = {*manifest_of(store).locations()}
+    batches = (each.key for each in store.list("ingest/").objects if each.key.endswith(".batch"))
+    store.delete_many([each for each in batches if each not in named])
+
+
+def command_in(text: str, words: str) -> list[str]:
+    """The arguments of the first printed command that begins with these words."""
+    found = re.findall(rf"'opendata-buffer ({words} [^']*)'", text)
+    assert found, text
+    return shlex.split(found[0])
+
+
+@pytest.mark.parametrize("takes", [0, 2])
+def test_f42_what_a_v1_collector_deleted_is_counted_and_each_reader_learns_where_to_continue(
+    url: str, store: MemoryStore, takes: int
+) -> None:
+    log_of(url, 100)
+    for name, first in (("behind", 3), ("end", 98)):
+        ok("readers", "reset", url, name, "--to-sequence", str(first))
+    kept = manifest_of(store)
+    thief = kept.with_epoch(kept.epoch + 1)
+    gone = index_of(store).end  # What was taken off the manifest is lost, and not missing.
+    first = gone + takes
+    store.put("ingest/manifest", thief.drop_through(first - 1).raw)
+    collect_as_v1(store)
+    result = run("status", url, "--json")
+    assert result.exit_code == 1
+    shown = json.loads(result.stdout)
+    assert (shown["queue_length"], shown["oldest_sequence"]) == (100 - first, first)
+    log = shown["log"]
+    assert (log["missing"], log["first_readable"]) == (gone, first)
+    assert [each["lag"] for each in log["readers"]] == [100 - first, 2]
+    text = " ".join(shown["notes"])
+    assert f"the objects of {gone} batches (sequences 0 to {first - 1}) are gone" in text
+    assert "stop it first" in text
+    assert " end " not in text
+    assert " end " not in result.stderr
+    readable = f"first sequence that can be read is {first}"
+    with Consumer(url, reader="new") as new, pytest.raises(BatchMissing, match=readable):
+        new.next_batch()
+    ok("readers", "delete", url, "new")
+    for words in (("fsck", url), ("consume", url, "--ack", "--reader", "behind")):
+        result = run(*words)
+        assert result.exit_code == 1
+        assert str(first) in command_in(result.stdout + result.stderr, "readers reset")
+    ok(*command_in(result.stderr, "readers reset"))
+    assert records("consume", url, "--ack", "--reader", "behind") == numbers(first, 100)
+    assert run("status", url).exit_code == 0
+
+
+def test_f42_fsck_names_batches_of_a_log_that_are_gone_as_one_problem(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 100)
+    collect_as_v1(store)
+    first = manifest_of(store).first_sequence
+    (problem,) = json.loads(run("fsck", url, "--json").stdout)["problems"]
+    assert (problem["count"], problem["sequence"]) == (first, 0)
+    assert problem["last_sequence"] == first - 1
+    assert f"problem: sequences 0 to {first - 1}: the objects of {first} batches" in flat_of(
+        run("fsck", url)
+    )
+
+
+def test_f42_a_reader_learns_which_batches_were_taken_and_the_command_that_accepts_it(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 10)
+    ok("readers", "reset", url, "x", "--to-earliest")
+    store.put("ingest/manifest", manifest_of(store).drop_through(6).raw)
+    (reader,) = lines_of("readers", "list", url)
+    assert reader["lag"] == 3
+    assert json_of("status", url)["log"]["kept"] == 3
+    line = fails("consume", url, "--ack", "--reader", "x")
+    assert "reader 'x' needs sequence 0, and the log continues at 7: 7 batches are gone" in line
+    assert "manifest" not in line.split("gone")[0]
+    ok(*command_in(line, "readers reset"))
+    assert records("consume", url, "--ack", "--reader", "x") == numbers(7, 10)
 
 
 def test_a_probe_of_a_log_looks_at_the_reader_that_is_furthest_behind(url: str) -> None:
@@ -589,18 +701,21 @@ def test_f47_a_reader_of_one_partition_is_known_to_a_later_expansion(url: str) -
 @pytest.mark.parametrize(
     ("words", "instead"),
     [
-        (("trim", "--to", "latest", "--yes"), "'opendata-buffer readers reset {url} NAME"),
-        (("skip", "3", "--force"), "'opendata-buffer readers reset {url} NAME --to-sequence 4'"),
+        (("trim", "--to", "latest", "--yes"), "'opendata-buffer readers enable {url} --retention"),
+        (("skip", "3", "--force"), "'opendata-buffer readers reset {url} x --to-sequence 4'"),
     ],
 )
 def test_what_a_log_does_not_do_names_the_command_that_does(
     url: str, store: MemoryStore, words: tuple[str, ...], instead: str
 ) -> None:
     log_of(url, 40)
+    ok("readers", "reset", url, "x", "--to-earliest")
+    ok("readers", "reset", url, "past", "--to-sequence", "4")
     before = store.list("").objects
     line = fails(words[0], url, *words[1:])
     assert "is a log with named readers: " in line
     assert instead.format(url=url) in line
+    assert " past " not in line
     assert store.list("").objects == before
 
 
@@ -634,7 +749,12 @@ def test_fsck_names_a_batch_of_a_log_and_how_readers_pass_it_by(
     result = run("fsck", url, "--repair", "--yes")
     assert result.exit_code == 1
     assert f"problem: sequence 3 {location!r}" in result.stdout
-    assert f"'opendata-buffer readers reset {url} NAME --to-sequence 4'" in result.stderr
+    assert "all that there are have passed" in result.stderr
+    ok("readers", "reset", url, "behind", "--to-sequence", "3")
+    ok("readers", "reset", url, "past", "--to-sequence", "4")
+    result = run("fsck", url, "--repair", "--yes")
+    assert f"'opendata-buffer readers reset {url} behind --to-sequence 4'" in result.stderr
+    assert " past " not in result.stderr
     assert records("consume", url, "--from", "4") == numbers(4, 40)
 
 
@@ -654,7 +774,7 @@ def test_fsck_names_a_segment_and_checks_all_others(
     found = json.loads(result.stdout)
     (problem,) = found["problems"]
     assert (problem["location"], problem["kind"], problem["what"]) == (key, "segment", "segment")
-    assert f"--to-sequence {parts[0].end}" in problem["problem"]
+    assert f"to sequence {parts[0].end} with 'readers reset'" in problem["problem"]
     assert found["batches"] == 60 - parts[0].end
     assert "restore the object (bucket versioning)" in run("fsck", url).stderr
 
