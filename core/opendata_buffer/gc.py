@@ -540,10 +540,12 @@ class GarbageCollector:
         which keeps less, as with Kafka."""
         bounds = []
         if view.index.retention_ms is not None:
-            bounds.append(view.since(now_ms - view.index.retention_ms))
+            bounds.append(view.kept_since(now_ms - view.index.retention_ms, now_ms))
         if view.index.retention_bytes is not None:
             known_ms = self._full_since_ms
-            bounds.append(view.index.floor if known_ms is None else view.since(known_ms))
+            bounds.append(
+                view.index.floor if known_ms is None else view.kept_since(known_ms, now_ms)
+            )
         return max(bounds, default=None)
 
     def _delete_parts(self, before: int) -> None:

@@ -61,6 +61,10 @@ REMEMBERED = 2_048
 """Entries before the floor whose segments are kept: a reader that starts compares with them what a
 writer has queued a second time."""
 
+AHEAD_MS = 60 * 60 * 1000
+"""A time that is further ahead of the collector's clock does not say when a batch was written: the
+clock of its producer is wrong."""
+
 DEFAULT_READER_EXPIRY_MS = 7 * 24 * 60 * 60 * 1000
 
 INDEX = Sidecar(
@@ -620,6 +624,14 @@ class Log:
         entries = self._segment(part).entries()
         return next((each.sequence for each in entries if each.latest_ms >= time_ms), part.end)
 
+    def newer_segments(self, index: LogIndex, time_ms: int) -> Iterator[BatchDescriptor]:
+        """Yield the entries from the floor on of those segments that have a record of this time or
+        later, in order."""
+        for part in self._parts(index, lambda p: p.end > index.floor and p.newest_ms >= time_ms):
+            for entry in self._segment(part).entries():
+                if entry.sequence >= index.floor:
+                    yield entry
+
     def oldest_name_ms(self, index: LogIndex) -> int | None:
         """The earliest time in the names of batches from the segment on that the floor is in; None
         where none is there. Reads the page that it is in, if any."""
@@ -808,6 +820,40 @@ class LogView:
         at = max(self.first_sequence, self.index.end)
         later = (e.sequence for e in self.manifest.entries(at) if e.latest_ms >= time_ms)
         return next(later, self.next_sequence)
+
+    def kept_since(self, time_ms: int, now_ms: int) -> int:
+        """Return the first sequence that a retention keeps, or the end if it keeps none.
+
+        A batch counts as written at the time of its latest record or of its name, whichever is
+        earlier: a record may have any time. A batch that has only times ahead of now was written by
+        a producer whose clock is wrong. It is older than the next batch in the log, so it counts as
+        that one does, and is kept while there is none (failure F48).
+
+        Args:
+            time_ms: The retention keeps what was written since then, milliseconds since the Unix
+                epoch.
+            now_ms: The clock of the collector.
+
+        Raises:
+            CorruptData: A segment or a page that has to be read cannot be read.
+        """
+        undated: int | None = None  # the first of the undated batches that end right before `at`
+        at = self.first_sequence
+        recent = self.manifest.entries(max(self.first_sequence, self.index.end))
+        for entry in chain(self.log.newer_segments(self.index, time_ms), recent):
+            if entry.sequence != end_of_gap(at, self.gaps):
+                undated = None  # The segments in between are older than the retention.
+            at = entry.sequence + 1
+            times = (entry.latest_ms, name_ms(entry.location))
+            written_ms = min(filter(None, times), default=0)
+            if written_ms > now_ms + AHEAD_MS:
+                undated = entry.sequence if undated is None else undated
+            elif written_ms >= time_ms:
+                return entry.sequence if undated is None else undated
+            else:
+                undated = None
+        is_last = end_of_gap(at, self.gaps) >= self.next_sequence
+        return self.next_sequence if undated is None or not is_last else undated
 
     def find(self, location: str, since: int) -> int | None:
         """The sequence of a location from ``since`` on; reads the segments from there."""
