@@ -374,6 +374,31 @@ class Closed(OpenDataBufferError):
     """The object was closed before the call, or made before this process was forked."""
 
 
+def copied(error: BaseException) -> BaseException:
+    """Return a copy of an error with its traceback and its cause, to be raised in its place.
+
+    Each raise lengthens the traceback of an error by the frames that it passes. One error that a
+    thousand handles raise would print all of their frames, and threads that raise it at the same
+    time would mix theirs.
+
+    Args:
+        error: Never raised itself, so that its traceback stays as it is.
+
+    Returns:
+        An error of the same class with the same attributes; or ``error`` itself without its
+        traceback, where its class cannot be copied.
+    """
+    import copy  # only after a failure
+
+    try:
+        found: BaseException = copy.copy(error)
+    except Exception:
+        return error.with_traceback(None)
+    found.__cause__, found.__context__ = error.__cause__, error.__context__
+    found.__suppress_context__ = error.__suppress_context__
+    return found.with_traceback(error.__traceback__)
+
+
 __all__ = [
     name
     for name, each in list(vars().items())

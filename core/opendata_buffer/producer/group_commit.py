@@ -321,7 +321,7 @@ class GroupCommitter(Committer):
                 self._end_write()
         outcome = request.outcome
         if isinstance(outcome, BaseException):
-            raise outcome
+            raise errors.copied(outcome)  # other producers may raise it at the same time
         assert outcome is not None
         return outcome
 

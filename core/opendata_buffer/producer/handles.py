@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any, Generic, Self, TypeVar
 
 from opendata_buffer.arguments import checked
+from opendata_buffer.errors import copied
 from opendata_buffer.runtime import Runtime, locked, wait_for
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,8 @@ class WriteHandle(Handle[Durable]):
     def _result(self) -> Durable:
         outcome = self._completion.outcome
         if isinstance(outcome, BaseException):
-            raise outcome
+            # All calls of a failed append share its error: a copy for each time it is raised.
+            raise copied(outcome)
         assert outcome is not None
         return outcome
 

@@ -513,13 +513,11 @@ class Sender:
 
     def _complete(self, batches: Sequence[Batch]) -> None:
         """Set the outcomes of the handles; callbacks of callers run here."""
+        _log_failures(batches)
         try:
             for batch in batches:
                 assert batch.outcome is not None
-                if isinstance(batch.outcome, BaseException):
-                    calls, error = batch.calls, batch.outcome
-                    delivery_log.error("batch of %d produce() calls failed: %s", calls, error)
-                else:
+                if not isinstance(batch.outcome, BaseException):
                     metrics.batches_flushed.add(1)
                     metrics.entries_flushed.add(batch.count)
                     metrics.bytes_flushed.add(batch.size)
@@ -612,6 +610,26 @@ class Sender:
             sequence + 1,
             f"it was appended {age:.0f} s after its upload, later than the collector's grace "
             f"period allows; {result}",
+        )
+
+
+def _log_failures(batches: Sequence[Batch]) -> None:
+    """Log each cause once, however many batches one failed append has."""
+    failed: dict[str, list[Batch]] = {}
+    for batch in batches:
+        if isinstance(batch.outcome, BaseException):
+            try:
+                cause = str(batch.outcome)
+            except Exception:  # of a store's own class; the handles must get their outcome
+                cause = type(batch.outcome).__name__
+            failed.setdefault(cause, []).append(batch)
+    for cause, together in failed.items():
+        delivery_log.error(
+            "%d produce() calls with %d records in %d batches failed: %s",
+            sum(batch.calls for batch in together),
+            sum(batch.count for batch in together),
+            len(together),
+            cause,
         )
 
 

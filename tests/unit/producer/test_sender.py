@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -16,7 +19,9 @@ from opendata_buffer.errors import (
     CommitStateUnknown,
     FlushFailed,
     OpenDataBufferError,
+    PermanentStorageError,
     TransientStorageError,
+    copied,
 )
 from opendata_buffer.formats.batch import Transaction, decode_batch
 from opendata_buffer.formats.manifest import Manifest
@@ -238,6 +243,71 @@ def test_f29_an_unexpected_error_fails_its_group_and_not_the_thread(
     with pytest.raises(FlushFailed):
         producer.close(WAIT_S)
     assert records(store) == [b"b"]
+
+
+class Refusing(Silent):
+    """Refuses every write of the manifest, once it answers again."""
+
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
+        self._answer(key)
+        if key == "ingest/manifest":
+            raise PermanentStorageError("cannot write 'ingest/manifest': access denied")
+        return super().put_if(key, data, condition)
+
+
+def test_a_failed_append_of_many_calls_is_logged_once_and_its_traceback_does_not_grow(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Refusing()
+    with Producer(config(broker="off"), store=Silent()):
+        pass  # loads what the first producer of a process loads
+    calls = 200
+    try:
+        producer = Producer(config(flush_size_bytes=1, broker="off"), store=store)
+        store.only = lambda key: key == "ingest/manifest"
+        store.answers.clear()
+        handles = [producer.produce([b"one", b"two"], b"till") for _ in range(calls)]
+        eventually(lambda: stored_batches(store) == calls)
+    finally:
+        store.answers.set()
+    lengths = set()
+    raised = []
+    for _ in range(3):
+        for handle in handles:
+            with pytest.raises(PermanentStorageError, match="access denied") as caught:
+                handle.result(WAIT_S)
+            raised.append(caught.value)
+            lengths.add(len(traceback.format_exception(caught.value)))
+    assert len({id(error) for error in raised}) == len(raised)  # threads share no exception
+    assert max(lengths) < 30
+    with pytest.raises(FlushFailed, match=f"{calls} produce") as flushed:
+        producer.flush()
+    with pytest.raises(FlushFailed, match=f"{calls} produce") as closed:
+        producer.close()
+    for error in (flushed.value, closed.value):
+        assert isinstance(error.__cause__, PermanentStorageError)
+        assert len("".join(traceback.format_exception(error)).splitlines()) < 100
+    # The append that was on its way, and the one that took all others.
+    lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(lines) <= 2, lines[:3]
+    found = [re.search(r"(\d+) produce\(\) calls with (\d+) records", line) for line in lines]
+    assert sum(int(each[1]) for each in found if each) == calls
+    assert sum(int(each[2]) for each in found if each) == 2 * calls
+
+
+def test_an_error_that_cannot_be_copied_is_raised_as_it_is() -> None:
+    class Odd(Exception):
+        def __init__(self, one: int, two: int) -> None:
+            super().__init__("odd")
+
+    error = Odd(1, 2)
+    assert copied(error) is error
+    lost = CommitStateUnknown("ingest/manifest", 3, ("a",), 4, "no answer")
+    lost.__cause__ = ValueError("why")
+    found = copied(lost)
+    assert found is not lost
+    assert (type(found), str(found), vars(found)) == (type(lost), str(lost), vars(lost))
+    assert found.__cause__ is lost.__cause__
 
 
 def test_f35_a_group_that_does_not_fit_at_once_is_appended_in_parts(silent: Silent) -> None:
