@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, ClassVar, Self
+from urllib.parse import quote
 
 from opendata_buffer.arguments import check_fields, checked, wrong_type
 from opendata_buffer.errors import InvalidInput, TransientStorageError
@@ -40,9 +41,79 @@ _USER = re.compile(
 _QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]*")
 
 
+# Credentials that this process has met, to be hidden in texts of others. Only the newest are kept.
+_met: dict[str, None] = {}
+_MOST_MET = 500
+_SHORTEST_MET = 8
+"""Characters of the shortest value that is hidden: a shorter one may be part of a common word."""
+
+_NOT_SENDABLE = re.compile(r"[^\x21-\x7e]+")
+
+
+def remember_secret(value: str) -> None:
+    """Hide a credential in all texts that :func:`redacted` returns from now on.
+
+    Each part between characters that are not visible ASCII is hidden, because a message may have
+    the value without its newline, or with an escape for it.
+    """
+    parts = [value, *_NOT_SENDABLE.split(value), *(quote(value, safe=safe) for safe in ("", "/"))]
+    for part in parts:
+        if len(part) >= _SHORTEST_MET and part not in _met:
+            while len(_met) >= _MOST_MET:
+                _met.pop(next(iter(_met)), None)
+            _met[part] = None
+
+
 def redacted(text: str) -> str:
-    """The text with ``***`` for user information and query string of every URL in it."""
-    return _QUERY.sub(r"\1?***", _USER.sub("***@", text))
+    """The text with ``***`` for user information and query string of every URL in it, and for every
+    credential that this process has met."""
+    return hide_secrets(_QUERY.sub(r"\1?***", _USER.sub("***@", text)))
+
+
+def hide_secrets(text: str) -> str:
+    """The text with ``***`` for every credential that this process has met."""
+    for secret in sorted((*_met,), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def flaw_of(secret: str) -> str:
+    """What a credential has that no header of HTTP carries, and the fix; empty if it has nothing
+    of the kind. The value is not shown.
+
+    Keys and tokens of every cloud are visible ASCII. Most often a value was read from a file, with
+    the newline at its end.
+    """
+    names = {"\n": "a newline", "\r": "a carriage return", " ": "a space", "\t": "a tab"}
+    if not secret or _NOT_SENDABLE.search(secret) is None:
+        return ""
+    first, last = secret[0], secret[-1]
+    if _NOT_SENDABLE.match(last):
+        what = f"ends with {names.get(last, 'a character that is not visible ASCII')}"
+    elif _NOT_SENDABLE.match(first):
+        what = f"begins with {names.get(first, 'a character that is not visible ASCII')}"
+    else:
+        found = _NOT_SENDABLE.findall(secret)[0][0]
+        return (
+            f"contains {names.get(found, 'a character that is not visible ASCII')}, which no "
+            "credential has: copy it again"
+        )
+    return f"{what}: strip it"
+
+
+def check_credential(name: str, value: object) -> None:
+    """Refuse a credential that no request can carry (failure F49), without showing it; and hide it
+    from now on.
+
+    Raises:
+        InvalidInput: The value of the setting ``name`` is not a string, or has a character other
+            than visible ASCII.
+    """
+    if not isinstance(value, str):
+        raise InvalidInput(f"{name} is of type {type(value).__name__}: use a string")
+    remember_secret(value)
+    if flaw := flaw_of(value):
+        raise InvalidInput(f"{name} {flaw}")
 
 
 def check_no_secrets(name: str, url: str) -> None:
@@ -153,12 +224,15 @@ class StoreOptions:
     def _check_credentials(self) -> None:
         for name in _SECRETS:
             value = getattr(self, name)
-            if value is not None and _REFERENCE.search(value):
+            if value is None:
+                continue
+            if isinstance(value, str) and _REFERENCE.search(value):
                 raise InvalidInput(
                     f"{name} is a reference such as {{{{secrets/scope/key}}}}, which Databricks "
                     "replaces in the settings of a cluster only: use dbutils.secrets.get(scope, "
                     "key), or name a service_credential"
                 )
+            check_credential(name, value)
         given = [name for name in _SECRETS if getattr(self, name) is not None]
         if given and not set(_SECRETS[:2]) <= set(given):
             raise InvalidInput(

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping
 from configparser import ConfigParser
 from typing import Any
 
-from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
+from opendata_buffer.config import (
+    DEFAULT_DATA_PATH_PREFIX,
+    QueueConfig,
+    StoreOptions,
+    check_credential,
+    flaw_of,
+)
 from opendata_buffer.errors import InvalidInput
 
 _STORE_TEXTS = {
@@ -23,6 +29,8 @@ _STORE_TEXTS = {
     "serviceCredential": "service_credential",
 }
 """Options with the fields of :class:`StoreOptions` that take their text."""
+
+_SECRETS = ("accessKeyId", "secretAccessKey", "sessionToken")
 
 STORAGE_OPTIONS = ("path", "dataPathPrefix", "gcGracePeriodMs", *_STORE_TEXTS)
 """Names of the options that source and sink share."""
@@ -107,6 +115,8 @@ class OptionReader:
         value = self._values.get(name.lower())
         if value is None:
             return None
+        if not isinstance(value, str) and name in _SECRETS:
+            check_credential(f"option {name}", value)  # refused without showing it
         if not isinstance(value, str) or not value.strip():
             raise InvalidInput(f"option {name} is {value!r}: give it a value or leave it out")
         return value
@@ -176,6 +186,10 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
         ("file:", "s3:", "s3a:", "gs:", "az:", "abfss:", "dbfs:")
     ):
         store = os.path.abspath(os.path.expanduser(store))
+    for option in _SECRETS:
+        # The field refuses these, too, under another name than the option's.
+        if (value := reader.text(option)) is not None and flaw_of(value):
+            check_credential(f"option {option}", value)
     return QueueConfig(
         store=store,
         data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,

@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import urllib3.exceptions
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions, redacted
+from opendata_buffer.config import StoreOptions, redacted, remember_secret
 from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
@@ -27,6 +27,7 @@ from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, ObjectInfo
 from opendata_buffer.stores.clients import (
     AZURE_ENVIRONMENT,
     ProcessClient,
+    check_resolved,
     load,
     service_credential,
 )
@@ -267,8 +268,11 @@ def connect(host: str, options: StoreOptions) -> Any:
             "the store URL names no storage account, and AZURE_STORAGE_CONNECTION_STRING has "
             f"credentials of its own: use {_URL}, or leave anonymous and service_credential out"
         )
+    if text:
+        check_resolved(text.replace(" ", ""), "AZURE_STORAGE_CONNECTION_STRING")
     try:
         if by_string:
+            _remember_parts(text)
             return blob.BlobServiceClient.from_connection_string(text, **settings)
         endpoint = _endpoint(host, options)
         return blob.BlobServiceClient(
@@ -277,11 +281,12 @@ def connect(host: str, options: StoreOptions) -> Any:
     except InvalidInput:
         raise
     except ValueError:
-        # The SDK's messages may hold parts of what it could not read.
-        raise PermanentStorageError(
-            "cannot make an Azure client: correct AZURE_STORAGE_CONNECTION_STRING, "
-            "AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or the endpoint"
-        ) from None
+        pass
+    # Neither the SDK's message nor the chain: they may hold parts of what it could not read.
+    raise PermanentStorageError(
+        "cannot make an Azure client: correct AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, "
+        "AZURE_STORAGE_SAS_TOKEN or the endpoint"
+    )
 
 
 def _settings(options: StoreOptions) -> dict[str, Any]:
@@ -351,14 +356,14 @@ def _credential(endpoint: str, connection_string: str, options: StoreOptions) ->
         return None
     if options.service_credential is not None:
         _check_https(endpoint)
-        return service_credential(options.service_credential, "az")
+        return CheckedTokens(service_credential(options.service_credential, "az"))
     parts = urlsplit(endpoint)
     # An emulator has the account in the path.
     name = parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
     key = os.environ.get("AZURE_STORAGE_KEY")
     token = os.environ.get("AZURE_STORAGE_SAS_TOKEN")
     if connection_string:
-        fields = dict(each.split("=", 1) for each in connection_string.split(";") if "=" in each)
+        fields = _remember_parts(connection_string)
         if fields.get("AccountName", name) != name:
             raise InvalidInput(
                 f"AZURE_STORAGE_CONNECTION_STRING is of account {fields['AccountName']!r}, and the "
@@ -367,12 +372,46 @@ def _credential(endpoint: str, connection_string: str, options: StoreOptions) ->
         key = fields.get("AccountKey", key)
         token = fields.get("SharedAccessSignature", token)
     if key:
+        check_resolved(key, "AZURE_STORAGE_KEY")
         return {"account_name": name, "account_key": key}
     credentials = load("azure.core.credentials")
     if token:
+        check_resolved(token, "AZURE_STORAGE_SAS_TOKEN")
+        _remember_signature(token)
         return credentials.AzureSasCredential(token)
     _check_https(endpoint)
-    return load("azure.identity").DefaultAzureCredential()
+    for variable in ("AZURE_CLIENT_SECRET", "AZURE_PASSWORD", "IDENTITY_HEADER", "MSI_SECRET"):
+        check_resolved(os.environ.get(variable), variable)
+    return CheckedTokens(load("azure.identity").DefaultAzureCredential())
+
+
+def _remember_parts(connection_string: str) -> dict[str, str]:
+    """The fields of a connection string, whose key and signature are hidden from now on."""
+    fields = dict(each.split("=", 1) for each in connection_string.split(";") if "=" in each)
+    remember_secret(fields.get("AccountKey", ""))
+    _remember_signature(fields.get("SharedAccessSignature", ""))
+    return fields
+
+
+def _remember_signature(token: str) -> None:
+    for value in parse_qs(token.lstrip("?")).get("sig", ()):
+        remember_secret(value)  # as a URL has it, and as the SDK decodes it
+
+
+class CheckedTokens:
+    """Credentials that refuse a token which no header carries, also one that was just renewed.
+
+    PermanentStorageError names it without showing it.
+    """
+
+    def __init__(self, credentials: Any) -> None:
+        self.credentials = credentials
+
+    def get_token(self, *scopes: str, **how: Any) -> Any:
+        """See ``azure.core.credentials.TokenCredential``."""
+        found = self.credentials.get_token(*scopes, **how)
+        check_resolved(getattr(found, "token", None), "the access token of the Azure credentials")
+        return found
 
 
 def _check_https(endpoint: str) -> None:

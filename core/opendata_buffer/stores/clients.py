@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Hashable
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from opendata_buffer.config import redacted
+from opendata_buffer.config import flaw_of, hide_secrets, redacted, remember_secret
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 
 _CREDENTIALS = {
@@ -77,6 +79,23 @@ _CREDENTIAL_SOURCES: dict[str, Callable[[], Any]] = {
 }
 
 
+def check_resolved(secret: str | None, what: str) -> None:
+    """Refuse a credential that was found, and that no request can carry, before it is sent
+    (failure F49).
+
+    Args:
+        secret: The value; it is hidden in logs and errors from now on.
+        what: What it is and where it comes from, for the message.
+
+    Raises:
+        PermanentStorageError: It has a character other than visible ASCII.
+    """
+    if secret:
+        remember_secret(secret)
+        if flaw := flaw_of(secret):
+            raise PermanentStorageError(f"{what} {flaw}. No request was sent with it.")
+
+
 def load(module: str, scheme: str = "") -> Any:
     """Import a module of an extra, for a store whose URL has this scheme. Where the module is
     missing, raise InvalidInput with the command that installs it."""
@@ -123,6 +142,75 @@ def environment_of(*prefixes: str) -> Hashable:
     return tuple(sorted(item for item in os.environ.items() if item[0].startswith(prefixes)))
 
 
+_SECRET_VARIABLE = re.compile("KEY|TOKEN|SECRET|PASSWORD|CONNECTION_STRING|IDENTITY_HEADER")
+_PLACE = re.compile("(FILE|PATH|URI|URL|ENDPOINT)$")
+
+
+def _remember_secrets(prefixes: tuple[str, ...]) -> None:
+    """Hide the credentials in the environment variables whose names begin so."""
+    for name, value in os.environ.items():
+        is_secret = _SECRET_VARIABLE.search(name) and not _PLACE.search(name)
+        if name.startswith(prefixes) and is_secret:
+            remember_secret(value)
+
+
+_LOGGERS = (
+    "azure.core.pipeline.policies.http_logging_policy",
+    "azure.identity",
+    "botocore.auth",
+    "botocore.credentials",
+    "botocore.endpoint",
+    "botocore.hooks",
+    "botocore.httpsession",
+    "botocore.parsers",
+    "botocore.tokens",
+    "botocore.utils",
+    "google.auth.transport.requests",
+    "google.auth.transport.urllib3",
+    "msal.token_cache",
+    "urllib3.connectionpool",
+    "urllib3.util.retry",
+)
+"""Loggers of the clients, some of which write headers and answers at the level DEBUG."""
+
+_IN_LOGS = re.compile(
+    # A header in a dictionary, in a canonical request or in its own line.
+    r"((?:x-amz-security-token|x-aws-ec2-metadata-token|authorization)['\"]?\s*[:=]\s*)"
+    r"(?:b?'(?:[^'\\]|\\.)*'|b?\"(?:[^\"\\]|\\.)*\"|[^\r\n]+)"
+    # An answer with new credentials, as XML or JSON, and the signature in a URL.
+    r"|(<(?:SecretAccessKey|SessionToken|AccessKeyId)>)[^<]+"
+    r"|(['\"](?:SecretAccessKey|SessionToken|Token|AccessKeyId|accessToken|access_token|"
+    r"refresh_token|id_token|secretAccessKey|sessionToken|accessKeyId)\\?['\"]\s*:\s*\\?['\"])[^'\"\\]+"
+    r"|([?&](?:sig|X-Amz-Security-Token|X-Amz-Signature|X-Amz-Credential)=)[^&\s'\"]+",
+    re.IGNORECASE,
+)
+
+
+class _HideSecrets(logging.Filter):
+    """Takes the credentials out of a record. It runs for records that are written anyway."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record's text; never drop it."""
+        try:
+            text = record.getMessage()
+        except Exception:
+            return True  # a wrong call of the logger, which logging reports
+        shown = _IN_LOGS.sub(lambda found: f"{''.join(filter(None, found.groups()))}***", text)
+        shown = hide_secrets(shown)
+        if shown != text:
+            record.msg, record.args = shown, ()
+        return True
+
+
+_hide_secrets = _HideSecrets()
+
+
+def hide_in_logs() -> None:
+    """Let no logger of a client show a credential. A second call does nothing."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_hide_secrets)
+
+
 class ProcessClient(Generic[T]):
     """One client for all stores of a process that are opened with the same arguments. Thread-safe.
 
@@ -143,6 +231,8 @@ class ProcessClient(Generic[T]):
         if held is None or held[0] != os.getpid():
             make, prefixes, arguments = self._from
             environment = environment_of(*prefixes)
+            _remember_secrets(prefixes)
+            hide_in_logs()
             with _lock:
                 found = _made.get((make, arguments))
                 if found is None or found[0] != environment:

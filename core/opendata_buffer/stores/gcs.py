@@ -27,7 +27,13 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import Blob, DeleteFailure, ObjectInfo
-from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient, load, service_credential
+from opendata_buffer.stores.clients import (
+    GCS_ENVIRONMENT,
+    ProcessClient,
+    check_resolved,
+    load,
+    service_credential,
+)
 from opendata_buffer.stores.http import (
     MAX_ERROR_BYTES,
     MAX_PAGE_BYTES,
@@ -417,7 +423,7 @@ def connect(options: StoreOptions) -> GcsClient:
             f"service_credential is {options.service_credential!r} and {endpoint} is not https: "
             "leave one out"
         )
-    pool = urllib3.PoolManager(maxsize=options.max_connections, num_pools=4)
+    pool = CheckedPool(maxsize=options.max_connections, num_pools=4)
     if options.anonymous or is_plain:
         return GcsClient(pool, endpoint, options)
     transport = load("google.auth.transport.urllib3")
@@ -433,13 +439,41 @@ def _credentials(endpoint: str, options: StoreOptions) -> Any:
     auth = load("google.auth")
     errors = load("google.auth.exceptions")
     try:
-        return auth.default(scopes=[_SCOPE])[0]
-    except errors.GoogleAuthError as error:
-        raise PermanentStorageError(
-            f"no credentials for {endpoint}: {redacted(str(error)).rstrip('.')}. Run 'gcloud auth "
-            "application-default login', set GOOGLE_APPLICATION_CREDENTIALS to a key file, or "
-            "give this machine a service account."
-        ) from error
+        found = auth.default(scopes=[_SCOPE])[0]
+    except (errors.GoogleAuthError, ValueError) as error:
+        cause = redacted(str(error)).rstrip(".")
+        if not isinstance(error, errors.GoogleAuthError):
+            cause = "the file of credentials cannot be read"  # the error may quote it
+    else:
+        for field in _SECRET_FIELDS:
+            value = getattr(found, field, None)
+            if isinstance(value, str):
+                check_resolved(value, f"{field.strip('_')} of the Google credentials")
+        return found
+    # Without the chain: it may quote the file.
+    raise PermanentStorageError(
+        f"no credentials for {endpoint}: {cause}. Run 'gcloud auth application-default login', set "
+        "GOOGLE_APPLICATION_CREDENTIALS to a key file, or give this machine a service account."
+    )
+
+
+_SECRET_FIELDS = ("token", "_refresh_token", "_client_id", "_client_secret", "_private_key_id")
+"""Fields of credentials that Google's services get in a header or a form."""
+
+
+class CheckedPool(urllib3.PoolManager):
+    """Connections that refuse a token which no header carries, also one that was just renewed.
+
+    PermanentStorageError names it without showing it.
+    """
+
+    def urlopen(self, method: str, url: str, redirect: bool = True, **kw: Any) -> Any:  # type: ignore[override]
+        """See ``urllib3.PoolManager.urlopen``."""
+        for name, value in (kw.get("headers") or {}).items():
+            if name.lower() == "authorization":
+                token = str(value).partition(" ")[2]
+                check_resolved(token, "the access token of the Google credentials")
+        return super().urlopen(method, url, redirect=redirect, **kw)
 
 
 def _reason_and_message(response: Response) -> tuple[str, str]:

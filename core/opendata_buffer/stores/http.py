@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +22,7 @@ from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions, check_no_secrets, redacted
+from opendata_buffer.config import StoreOptions, check_no_secrets, hide_secrets, redacted
 from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
@@ -64,6 +65,7 @@ _MALFORMED = (AttributeError, HTTPException, LookupError, TypeError, ValueError)
 """What parsing a malformed response may raise, here or in a client library."""
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +422,14 @@ class CloudStore(ABC):
         at = f" at {redacted(endpoint)}" if endpoint else ""
         return f"cannot {verb} {name!r} in {self._BUCKET} {self._bucket!r}{at}"
 
+    def _unsendable(self, what: str) -> PermanentStorageError:
+        """The error for a header that cannot be sent. It is not shown: it may be a credential."""
+        return PermanentStorageError(
+            f"{what}: a header of the request has a character that HTTP cannot carry. Most likely "
+            f"one of the {self._CLOUD} credentials has a newline or another character that is not "
+            "visible ASCII: strip it where the credential is stored."
+        )
+
     def _unanswered(self, what: str, reason: BaseException | str) -> TransientStorageError:
         """The error for a request without a response, or with a malformed one."""
         if isinstance(reason, BaseException):
@@ -448,15 +458,31 @@ class CloudStore(ABC):
         endpoint = self._options.endpoint_url
 
         def mapped() -> T:
+            failure: OpenDataBufferError
             try:
                 return request()
-            except OpenDataBufferError:
-                raise
+            except OpenDataBufferError as error:
+                failure = error
             except self._client_errors() as error:
-                raise self._error(error, verb, name) from error
+                if is_unsendable(error):
+                    failure = self._unsendable(self._cannot(verb, name, endpoint))
+                else:
+                    failure = self._error(error, verb, name)
+                failure.__cause__ = error
             except _MALFORMED as error:
-                # Client libraries take what a broken server or a proxy sent for the service's.
-                raise self._unanswered(self._cannot(verb, name, endpoint), error) from error
+                what = self._cannot(verb, name, endpoint)
+                if is_unsendable(error):
+                    failure = self._unsendable(what)
+                else:
+                    # Client libraries take what a broken server or a proxy sent for the service's.
+                    failure = self._unanswered(what, error)
+                failure.__cause__ = error
+            try:
+                # Not in the handlers: there Python would chain the client's error again, with what
+                # it says of a header.
+                raise without_secrets(failure)
+            finally:
+                del failure  # else the error, its traceback and this frame hold each other
 
         try:
             return within_deadline(self._runtime, mapped)
@@ -487,6 +513,50 @@ class CloudStore(ABC):
             max_attempts=options.max_attempts,
         )
         return policy(self._call, request, verb, name)
+
+
+_UNSENDABLE = re.compile(
+    r"invalid header (?:value|name)|header value|header part|legal header|"
+    r"'(?:latin-1|ascii)' codec can't encode",
+    re.IGNORECASE,
+)
+"""What http.client, urllib3, requests and botocore say of a header that they cannot send; some of
+them with the header."""
+
+
+def is_unsendable(error: BaseException) -> bool:
+    """Whether a request was not sent because of a character that no header carries."""
+    return any(_UNSENDABLE.search(str(link)) for link in chain_of(error))
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, its cause or context, and theirs."""
+    seen = set[int]()
+    waiting = [error]
+    while waiting:
+        link = waiting.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            yield link
+            waiting += [link.__cause__, link.__context__]
+
+
+def without_secrets(error: E) -> E:
+    """The same error, without a credential in its text, and without a chain that shows one
+    (failure F49).
+
+    The chain is what a client library says, which may quote the header it could not send. It is of
+    use as long as it shows no credential.
+    """
+    error.args = tuple(redacted(each) if isinstance(each, str) else each for each in error.args)
+    links = [link for link in chain_of(error) if link is not error]
+    for link in links:
+        if getattr(link, "request", None) is not None:
+            link.request = None  # type: ignore[attr-defined]  # its headers have a signature
+    texts = [f"{link}\n{link!r}" for link in links]
+    if any(_UNSENDABLE.search(text) or hide_secrets(text) != text for text in texts):
+        error.__cause__ = error.__context__ = None
+    return error
 
 
 def with_retry_after(error: StorageError, headers: Mapping[str, str]) -> StorageError:

@@ -43,7 +43,12 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import Blob, DeleteFailure, ObjectInfo
-from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient, service_credential
+from opendata_buffer.stores.clients import (
+    AWS_ENVIRONMENT,
+    ProcessClient,
+    check_resolved,
+    service_credential,
+)
 from opendata_buffer.stores.http import (
     GARBLED,
     MAX_ERROR_BYTES,
@@ -293,10 +298,12 @@ def connect(options: StoreOptions) -> S3Client:
         # Hosts such as bucket.localhost resolve nowhere.
         return _client(session.get(), options, "path")
     except (boto.BotoCoreError, ValueError) as error:
-        raise PermanentStorageError(
-            f"cannot make an S3 client: {redacted(str(error)).rstrip('.')}. Correct "
-            "endpoint_url, region, profile or the AWS configuration files."
-        ) from error
+        cause = redacted(str(error)).rstrip(".")
+    # Without the chain: it may quote a file of credentials that cannot be parsed.
+    raise PermanentStorageError(
+        f"cannot make an S3 client: {cause}. Correct endpoint_url, region, profile or the AWS "
+        "configuration files."
+    )
 
 
 def _client(
@@ -338,12 +345,47 @@ def session_of(options: StoreOptions) -> boto3.session.Session:
             profile_name=options.profile,
             region_name=options.region,
         )
+    session.events.register("before-sign", CheckKeys())
     if options.role_arn is None:
         return session
     assumed = botocore.session.Session(profile=options.profile)
     # In front of the chain, which only gives the credentials to assume the role with.
     assumed.get_component("credential_provider").providers.insert(0, _Role(session, options))
+    assumed.register("before-sign", CheckKeys())
     return boto3.session.Session(botocore_session=assumed, region_name=session.region_name)
+
+
+class CheckKeys:
+    """Refuses AWS credentials that no request can carry, before a request is signed with them.
+
+    It hears of every request, and so also of keys that were renewed. PermanentStorageError names
+    the value and where boto3 found it.
+    """
+
+    _PARTS = (
+        ("access_key", "access key id", "AWS_ACCESS_KEY_ID"),
+        ("secret_key", "secret access key", "AWS_SECRET_ACCESS_KEY"),
+        ("token", "session token", "AWS_SESSION_TOKEN"),
+    )
+
+    def __init__(self) -> None:
+        self._checked: object = None
+
+    def __call__(self, **event: Any) -> None:
+        """Called by boto3 for the event ``before-sign``."""
+        credentials = event["request_signer"]._credentials
+        if credentials is None or event["signature_version"] is UNSIGNED:
+            return
+        found = credentials.get_frozen_credentials()
+        if found == self._checked:
+            return
+        method = getattr(credentials, "method", None)
+        for field, name, variable in self._PARTS:
+            what = f"{variable} of the environment"
+            if method != "env":
+                what = f"the {name} of the AWS credentials (found by {method or 'boto3'})"
+            check_resolved(getattr(found, field), what)
+        self._checked = found
 
 
 class _Role(CredentialProvider):

@@ -220,7 +220,7 @@ def test_a_service_credential_goes_before_the_environment(monkeypatch: pytest.Mo
     vended = SimpleNamespace(get_token=lambda *_, **__: None)
     asked = notebook_credential(monkeypatch, vended)
     options = StoreOptions(service_credential="team")
-    assert connect("account.blob.core.windows.net", options).credential is vended
+    assert connect("account.blob.core.windows.net", options).credential.credentials is vended
     assert asked == ["team"]
     with pytest.raises(PermanentStorageError, match="without https"):
         connect("", StoreOptions(service_credential="team", endpoint_url="http://127.0.0.1:1/a"))
@@ -259,7 +259,7 @@ def test_a_shared_access_signature_is_used(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_any_it_is_the_identity_of_this_process() -> None:
     client = connect("a.blob.core.windows.net", StoreOptions())
-    assert type(client.credential).__name__ == "DefaultAzureCredential"
+    assert type(client.credential.credentials).__name__ == "DefaultAzureCredential"
 
 
 def test_a_token_is_not_sent_in_the_clear() -> None:
