@@ -4,7 +4,7 @@
 
     python -m tools.mutants                          # every module in MODULES, in about two hours
     python -m tools.mutants formats/zstd gc          # these modules
-    python -m tools.mutants --again formats/zstd     # only the mutants that survived the last run
+    python -m tools.mutants --again formats/zstd     # only what survived, or was edited since
 
 mutmut makes the mutants and runs the tests that reach them. It needs sources under ``src/``, so
 this tool first copies the library and the tests to a folder in the user's cache. It then compares
@@ -48,7 +48,7 @@ MODULES = {
         "tests/unit/consumer/test_repeats.py",
         "tests/unit/consumer/test_table.py",
     ),
-    "gc": ("tests/unit/gc",),
+    "gc": ("tests/unit/gc", "tests/unit/queue/test_log.py", "tests/unit/queue/test_readers.py"),
     "queue/log": ("tests/unit/queue/test_log.py", "tests/unit/queue/test_readers.py"),
 }
 """The modules that are tested this way, and the tests that have to notice their mutants. Tests that
@@ -73,6 +73,8 @@ pytest_add_cli_args_test_selection =
 timeout_constant = 3.0
 timeout_multiplier = 4.0
 """
+_ALIVE = (0, 33, None)
+"""Exit codes: the tests passed, no test reaches the function, or the mutant was not tested yet."""
 _LITERAL = re.compile(r'"[^"]*"')
 
 
@@ -123,7 +125,7 @@ def prepare(module: str, again: bool) -> Path:
 
     Args:
         module: A key of :data:`MODULES`.
-        again: Keep the results of the last run.
+        again: Keep what the last run killed.
 
     Returns:
         The folder to run mutmut in.
@@ -149,6 +151,13 @@ def prepare(module: str, again: bool) -> Path:
     (folder / "setup.cfg").write_text(settings)
     # A test that was edited may reach other functions than before.
     (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
+    recorded = _recorded(folder, module)
+    if recorded.exists():
+        # mutmut runs what has no result, and forgets the results of functions that were edited.
+        results = json.loads(recorded.read_text())
+        codes = results["exit_code_by_key"]
+        codes.update({name: None for name, code in codes.items() if code in _ALIVE})
+        recorded.write_text(json.dumps(results))
     return folder
 
 
@@ -158,32 +167,25 @@ def run(module: str, children: int, again: bool) -> Results:
     Args:
         module: A key of :data:`MODULES`.
         children: Mutants to test at the same time.
-        again: Test only the mutants that survived the last run.
+        again: Test only the mutants that survived the last run, or whose functions were edited.
 
     Returns:
         The numbers, and the mutants that no test noticed.
     """
     folder = prepare(module, again)
-    names = [name for name, code in _exit_codes(folder, module).items() if code in (0, 33)]
-    if not again or names:
-        command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children)]
-        subprocess.run([*command, *(names if again else [])], cwd=folder, check=True)
-    codes = _exit_codes(folder, module)
-    # 0: the tests passed. 33: no test reaches the function. None: the run was interrupted.
-    alive = [name for name, code in codes.items() if code in (0, 33, None)]
+    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children)]
+    subprocess.run(command, cwd=folder, check=True)
+    codes = json.loads(_recorded(folder, module).read_text())["exit_code_by_key"]
+    alive = [name for name, code in codes.items() if code in _ALIVE]
     mutants = [_mutant(folder, module, name) for name in alive]
     survivors = [mutant for mutant in mutants if not mutant.changes_only_text]
     texts = len(mutants) - len(survivors)
     return Results(len(codes), len(codes) - len(alive), texts, survivors)
 
 
-def _exit_codes(folder: Path, module: str) -> dict[str, int | None]:
-    """What mutmut recorded: pytest's exit code for each mutant."""
-    path = folder / "mutants" / "src" / "opendata_buffer" / f"{module}.py.meta"
-    codes: dict[str, int | None] = {}
-    if path.exists():
-        codes = json.loads(path.read_text())["exit_code_by_key"]
-    return codes
+def _recorded(folder: Path, module: str) -> Path:
+    """Where mutmut records pytest's exit code for each mutant."""
+    return folder / "mutants" / "src" / "opendata_buffer" / f"{module}.py.meta"
 
 
 def _mutant(folder: Path, module: str, name: str) -> Mutant:
@@ -219,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(MODULES))
-    parser.add_argument("--again", action="store_true", help="only the last run's survivors")
+    parser.add_argument("--again", action="store_true", help="only survivors and edited functions")
     parser.add_argument("--max-children", type=int, default=1, help="mutants tested at once (1)")
     options = parser.parse_args(arguments)
     if unknown := set(options.modules) - set(MODULES):

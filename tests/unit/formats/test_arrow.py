@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from mmap import mmap
 from typing import Any
 
@@ -12,14 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from opendata_buffer.errors import CorruptBatch, InvalidInput
+from opendata_buffer.errors import CorruptBatch, InvalidInput, TransientStorageError
 from opendata_buffer.formats import arrow
 from opendata_buffer.formats.arrow import (
     HEAD_SIZE,
     TAIL_SIZE,
+    ReadBuffer,
     decode_arrow,
+    decode_records,
     encode_arrow_block,
     head,
+    open_arrow,
     tail,
 )
 from opendata_buffer.formats.batch import Compression, encode_batch, join_records, seal_block
@@ -191,3 +195,133 @@ def test_a_block_between_head_and_tail_is_a_parquet_file(records: list[bytes]) -
 def test_head_and_tail_fit_the_room_left_for_them(size: int, count: int) -> None:
     assert len(head(size, count)) == HEAD_SIZE
     assert len(tail(size, count)) == TAIL_SIZE
+
+
+# Memory to read a batch to, and batches that are read in parts while they are decoded
+
+
+class Stored:
+    """An object in a store, and which parts of it were read."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.reads: list[tuple[int, int]] = []
+
+    def read(self, allocate: Callable[[int], memoryview], start: int = 0) -> None:
+        memory = allocate(len(self.data))
+        memory[:] = self.data[start : start + len(memory)]
+        self.reads.append((start, len(memory)))
+
+
+VARIED = [b"%04d" % number * (number % 7) for number in range(3_000)]
+
+
+def assert_about(arrays: list[pa.Array], wanted_bytes: int) -> None:
+    sizes = [sum(map(len, array.to_pylist())) + 4 * len(array) for array in arrays]
+    assert len(sizes) > 2
+    assert max(sizes) <= 1.25 * wanted_bytes
+    assert min(sizes[:-1]) >= 0.75 * wanted_bytes
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+@pytest.mark.parametrize("array_bytes", [1_000, 7_000, 10_000, 1 << 30])
+def test_a_batch_in_arrows_memory_is_decoded_in_arrays_of_the_wanted_size(
+    array_bytes: int, compression: Compression
+) -> None:
+    data = encode_batch(VARIED, compression)
+    stored = Stored(data)
+    buffer = ReadBuffer(stored.read)
+    assert (buffer.in_parts, len(buffer), bytes(buffer.data)) == (False, len(data), data)
+    assert buffer.whole() is buffer
+    assert stored.reads == [(0, len(data))]
+    arrays = list(open_arrow(buffer).pieces(array_bytes))
+    assert pa.concat_arrays(arrays).to_pylist() == VARIED
+    if array_bytes < 1 << 30:
+        assert_about(arrays, array_bytes)
+    else:
+        assert len(arrays) == 1
+    assert bytes(buffer.data) == data, "what was read stays as it is"
+    assert decode_arrow(buffer).to_pylist() == decode_records(buffer) == VARIED
+
+
+def test_a_large_batch_is_read_while_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode_batch(VARIED)
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", len(data) - 1)
+    stored = Stored(data)
+    buffer = ReadBuffer(stored.read)
+    assert (buffer.in_parts, len(buffer), len(buffer.data)) == (True, len(data), 0)
+    block = open_arrow(buffer)
+    assert stored.reads[1:] == [(len(data) - 7, 7)], "the footer alone"
+    arrays = list(block.pieces(5_000))
+    assert pa.concat_arrays(arrays).to_pylist() == VARIED
+    assert_about(arrays, 5_000)
+    assert all(size <= 5_000 * 9 // 8 for _, size in stored.reads[1:])
+    assert bytes(buffer.whole().data) == data
+    assert decode_records(buffer) == VARIED
+    # As large as that is still read at once.
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", len(data))
+    assert not ReadBuffer(stored.read).in_parts
+
+
+@pytest.mark.parametrize(
+    ("records", "compression"),
+    [(VARIED, Compression.ZSTD), (VARIED[:5], Compression.NONE)],
+    ids=["compressed", "few records"],
+)
+def test_a_large_batch_that_cannot_be_decoded_in_parts_is_read_whole(
+    records: list[bytes], compression: Compression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", 7)
+    stored = Stored(encode_batch(records, compression))
+    assert decode_arrow(ReadBuffer(stored.read)).to_pylist() == records
+    assert stored.reads[-1] == (0, len(stored.data))
+
+
+def test_records_of_very_different_sizes_are_decoded_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = [b"a"] * 500 + [b"x" * 9_000, b"", b"y" * 20_000] + [b"b"] * 500
+    data = encode_batch(records)
+    assert pa.concat_arrays(list(open_arrow(data).pieces(500))).to_pylist() == records
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", 100)
+    buffer = ReadBuffer(Stored(data).read)
+    assert pa.concat_arrays(list(open_arrow(buffer).pieces(500))).to_pylist() == records
+
+
+@pytest.mark.parametrize("at", [0, 2_000])
+def test_damage_in_a_part_is_found(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = bytearray(join_records([b"abc"] * 1_000))
+    block[7 * (at // 7) : 7 * (at // 7) + 4] = b"\xff\xff\xff\x7f"
+    data = bytes(block) + b"\x00" + struct.pack("<IH", 1_000, 1)
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", 100)
+    for source in (data, ReadBuffer(Stored(data).read)):
+        with pytest.raises(CorruptBatch, match="block of 7000 bytes does not hold 1000 length-pre"):
+            list(open_arrow(source).pieces(700))
+
+
+def test_an_error_of_the_store_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = Stored(encode_batch(VARIED))
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", 100)
+    buffer = ReadBuffer(stored.read)
+    arrays = open_arrow(buffer).pieces(5_000)
+    next(arrays)
+
+    def fail(allocate: Callable[[int], memoryview], start: int = 0) -> None:
+        raise TransientStorageError("503")
+
+    buffer._read = fail
+    with pytest.raises(TransientStorageError, match="503"):
+        list(arrays)
+
+
+@pytest.mark.parametrize("many", [5, 300])
+def test_f21_a_block_beyond_the_cap_is_refused_however_it_is_read(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow, "WHOLE_BYTES", 20)
+    for compression in Compression:
+        data = encode_batch([b"abc"] * many, compression)
+        for source in (data, ReadBuffer(Stored(data).read)):
+            assert len(decode_arrow(source, 7 * many)) == many
+            with pytest.raises(CorruptBatch, match=f"more than max_batch_bytes {7 * many - 1}"):
+                decode_arrow(source, 7 * many - 1)

@@ -20,6 +20,7 @@ from opendata_buffer.formats.manifest import (
     check_transition,
     decode_entry,
     encode_entry,
+    entry_bytes,
     salvage_entries,
 )
 
@@ -119,12 +120,66 @@ def test_find() -> None:
         damaged.find("p/x")
 
 
+def test_the_oldest_of_several_entries_is_found_after_any_number_of_decoys() -> None:
+    decoys = (b"\x06\x00p/real" * 40, b"\x06\x00p/real", b"")
+    items = tuple((0, 0, decoy) for decoy in decoys)
+    raw = entry(0, b"p/x", items) + entry(1, b"p/y", items)
+    raw += b"".join(entry(sequence, b"p/real", items) for sequence in (2, 3))
+    assert Manifest.parse(raw + footer(4, 4)).find("p/real") == 2
+
+
 def test_find_is_not_fooled_by_payloads() -> None:
     decoy = entry(0, b"p/real", ((0, 0, entry(1, b"p/decoy") + b"\x06\x00p/real"),))
     manifest = Manifest.parse(decoy + entry(1, b"p/real") + footer(2, 2))
     assert manifest.find("p/decoy") is None
     assert manifest.find("p/real") == 0
     assert manifest.drop_through(0).find("p/real") == 1
+
+
+def test_locations_are_those_of_the_entries() -> None:
+    names = ["a", "é" * 60, "p/" + "x" * 253, "y" * 256, "z" * 300, "é" * 500, "l" * 65_535]
+    items = (Metadata(0, 5, b"payload"), Metadata(3, 6))
+    manifest = Manifest.starting_at(40, 0).append([NewEntry(name, items) for name in names])
+    assert manifest.locations() == names
+    assert [manifest.find(name) for name in names] == [*range(40, 47)]
+    manifest = manifest.append([NewEntry(name) for name in names])
+    assert manifest.locations() == names * 2
+    assert [each.location for each in manifest.entries()] == names * 2
+    payload = (Metadata(0, 5, bytes(70_000)),)
+    for name in names:
+        assert Manifest.empty().append([NewEntry(name, payload)]).locations() == [name]
+
+
+def test_a_manifest_keeps_bytes_of_its_own() -> None:
+    for raw in (bytearray(RAW), memoryview(RAW)):
+        parsed = Manifest.parse(raw)
+        assert type(parsed.raw) is bytes
+        assert parsed == Manifest.parse(RAW)
+
+
+def test_no_more_entries_are_read_than_are_asked_for() -> None:
+    damaged = Manifest.parse(entry(0) + entry(9) + footer(2, 2))
+    assert [each.sequence for each in damaged.entries(limit=1)] == [0]
+    for nothing in (damaged.entries(limit=0), damaged.entries(limit=-1), damaged.entries(2)):
+        assert nothing == ()
+
+
+@pytest.mark.parametrize("length", [0, 13, 18, 200])
+def test_f15_a_header_that_claims_other_bytes_than_are_left_is_named(length: int) -> None:
+    manifest = Manifest.parse(entry(0) + entry(1, entry_len=length) + footer(2, 2))
+    for read in (manifest.check, lambda: manifest.drop_through(0)):
+        with pytest.raises(CorruptManifest, match=f"entry 1 at byte 21 claims {length} bytes of "):
+            read()
+
+
+def test_an_entry_with_an_empty_location_is_read_and_never_written() -> None:
+    raw = entry(7, b"")
+    assert Manifest.parse(raw + footer(1, 8)).entries() == (BatchDescriptor(7, ""),)
+    assert salvage_entries(raw) == [BatchDescriptor(7, "")]
+    with pytest.raises(CorruptManifest, match="has sequence 7, expected 6"):
+        Manifest.parse(raw + footer(1, 7))
+    with pytest.raises(CorruptManifest, match="claims 13 bytes of the 14 left, and needs at le"):
+        Manifest.parse(b"\x0d" + raw[1:] + footer(1, 8))
 
 
 # Changing
@@ -145,6 +200,20 @@ def test_the_largest_sequence_round_trips() -> None:
     assert manifest.next_sequence == top
     assert Manifest.parse(manifest.raw).entries()[0].sequence == top - 1
     assert manifest.drop_through(top - 1).raw == footer(0, top, top)
+
+
+def test_the_largest_values_that_fit_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = Manifest.starting_at(2**64 - 1, 2**63 - 1)
+    assert Manifest.parse(last.raw) == last
+    assert last.sealed
+    monkeypatch.setattr(module, "_U32_MAX", 20)
+    assert queue(19).append([NewEntry("x")]).entry_count == 20
+
+
+def test_to_drop_nothing_changes_nothing() -> None:
+    manifest = Manifest.parse(RAW)
+    assert manifest.drop_through(6) is manifest
+    assert manifest.drop_through(0) is manifest
 
 
 @pytest.mark.parametrize(
@@ -252,24 +321,28 @@ def test_f16_a_count_against_body_and_sequences_is_refused_at_once(
 def test_f16_a_count_too_small_is_never_written_back(through: int) -> None:
     # Five entries, a footer that counts four and agrees with itself.
     manifest = Manifest.parse(b"".join(map(entry, range(5))) + footer(4, 4))
-    with pytest.raises(CorruptManifest, match="bytes after its 4 entries"):
+    says = f"manifest has {len(entry(4))} bytes after its 4 entries"
+    with pytest.raises(CorruptManifest, match=says):
         manifest.drop_through(through)
-    with pytest.raises(CorruptManifest, match="bytes after its 4 entries"):
+    with pytest.raises(CorruptManifest, match=says):
         manifest.entries()
 
 
-@pytest.mark.parametrize("count", [1, 2, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("count", [1, 2, 2**31, 2**32 - 2])
 def test_f17_huge_metadata_count_is_refused_before_allocating(count: int) -> None:
     with pytest.raises(CorruptManifest, match=f"counts {count} metadata items but has 0 bytes"):
         Manifest.parse(entry(0, count=count) + footer(1, 1))
+    one_item = ((0, 0, b""),)
+    with pytest.raises(CorruptManifest, match=f"counts {count + 1} metadata .* but has 16 bytes"):
+        Manifest.parse(entry(0, items=one_item, count=count + 1) + footer(1, 1))
 
 
 def test_f19_metadata_must_not_run_into_the_next_entry() -> None:
     payload_over = entry(0, items=((0, 0, b"xy"),), payload_len=20)
-    with pytest.raises(CorruptManifest, match="entry 0, metadata item 0 of 1: its payload of 20"):
+    with pytest.raises(CorruptManifest, match=r"item 0 of 1: its payload of 20 bytes .* the 2 "):
         check(payload_over + entry(1) + footer(2, 2))
     second_over = entry(0, items=((0, 0, b"x" * 16),), count=2)
-    with pytest.raises(CorruptManifest, match="item 1 of 2: its header does not fit the 0"):
+    with pytest.raises(CorruptManifest, match="entry 0, metadata item 1 of 2: its header"):
         check(second_over + entry(1) + footer(2, 2))
     location_over = entry(0, b"p/x", location_len=8)
     with pytest.raises(CorruptManifest, match="location of 8 bytes but 3 are left"):
@@ -294,6 +367,7 @@ def test_f28_a_gap_or_repeat_in_the_sequences_is_refused(second: int) -> None:
         (entry(1, b"\xff"), "entry 1 has a location that is not UTF-8"),
         (entry(1, b"\xed\xa0\x80"), "entry 1 has a location that is not UTF-8"),
         (entry(1, location_len=200), "entry 1 has a location of 200 bytes"),
+        (entry(1, location_len=4), "entry 1 has a location of 4 bytes but 3 are left"),
     ],
 )
 def test_a_location_that_is_none_is_refused(damaged: bytes, says: str) -> None:
@@ -365,7 +439,14 @@ QUEUED = Manifest.empty().append([NewEntry(f"ingest/{n:026d}.batch") for n in ra
         (QUEUED[:20], "manifest is truncated: its 20 bytes"),
         (b"<html><body>404</body></html>", "manifest was overwritten: its 29 bytes begin"),
         (b"PAR1" * 100, "manifest was overwritten: its 400 bytes begin with b'PAR1"),
-        (b"\n", "manifest was overwritten: its 1 bytes begin"),
+        (b"\n", r"overwritten: its 1 bytes begin with b'\\n' and are no manifest. Restore"),
+        (entry(0, b"a b") + b"cut", "manifest is truncated"),
+        (entry(0, b"a\x7f") + b"cut", "manifest was overwritten"),
+        (entry(2**48 - 1) + b"cut", "manifest is truncated"),
+        (entry(2**48) + b"cut", "manifest was overwritten"),
+        (entry(0, entry_len=2**30) + b"cut", "manifest is truncated"),
+        (entry(0, entry_len=2**30 + 1) + b"cut", "manifest was overwritten"),
+        (entry(0, entry_len=16) + b"cut", "manifest was overwritten"),
         (QUEUED[:-2] + b"\x02\x00", "manifest has version 2, .* a later release wrote it"),
         (footer(0, 0, 0, 65535), "manifest has version 65535"),
     ],
@@ -428,6 +509,8 @@ def test_entries_in_front_of_a_damage_are_salvaged() -> None:
     assert [each.sequence for each in salvage_entries(raw[:-1])] == [7, 8]
     assert salvage_entries(raw[1:]) == []
     assert salvage_entries(b"") == []
+    assert [each.sequence for each in salvage_entries(entry(2**48 - 1))] == [2**48 - 1]
+    assert salvage_entries(entry(2**48)) == []
 
 
 def test_the_time_of_an_entry_is_its_first_records_and_else_its_names() -> None:
@@ -444,3 +527,77 @@ def test_bytes_after_the_last_metadata_item_are_refused() -> None:
     longer = b"\x35" + ENTRY_8[1:] + b"new"
     with pytest.raises(CorruptManifest, match="8 has 3 bytes after its 2 metadata items"):
         decode_entry(longer, 0, 8, len(longer))
+
+
+# What a queue asks of a manifest
+
+
+def test_a_part_is_a_manifest_of_its_own_with_the_same_entries() -> None:
+    whole = Manifest.parse(RAW)
+    assert whole.part(7, 9).entries() == ENTRIES
+    for sequence in (7, 8):
+        part = whole.part(sequence, sequence + 1)
+        assert Manifest.parse(part.raw) == part
+        assert part.entries() == ENTRIES[sequence - 7 : sequence - 6]
+        assert (part.first_sequence, part.next_sequence, part.epoch) == (sequence, sequence + 1, 0)
+
+
+def test_the_first_entry_since_a_time_is_found_by_its_latest_record() -> None:
+    entries = [
+        NewEntry("p/a", (Metadata(0, 1_000), Metadata(1, 5_000))),
+        NewEntry("p/b", (Metadata(0, 2_000),)),
+        NewEntry("p/c", (Metadata(0, 9_000),)),
+    ]
+    manifest = Manifest.starting_at(40, 0).append(entries)
+    found = [manifest.since(time_ms) for time_ms in (0, 5_000, 5_001, 9_000, 9_001)]
+    assert found == [40, 40, 42, 42, 43]
+    # An entry without a time may be of any.
+    assert manifest.append([NewEntry("p/no time")]).since(99_000) == 43
+
+
+def test_the_latest_record_of_an_entry_is_not_always_its_last() -> None:
+    timed = BatchDescriptor(0, "p/a", (Metadata(0, 3), Metadata(1, 9), Metadata(2, 5)))
+    assert timed.latest_ms == 9
+    location = "p/01JD5T4R3KXBMZ7QV9N2WG8Y00.batch"
+    assert BatchDescriptor(0, location).latest_ms == location_timestamp_ms(location)
+    assert BatchDescriptor(0, "p/no time").latest_ms == 0
+
+
+def test_the_first_sequence_that_a_reader_can_still_have() -> None:
+    manifest = Manifest.parse(RAW)
+    assert [manifest.available_from(needed) for needed in (0, 6, 7, 8, 99)] == [7, 7, 7, 8, 99]
+
+
+def test_f16_a_check_reads_every_header_and_accepts_what_is_whole() -> None:
+    Manifest.parse(RAW).check()
+    for damaged in (entry(0) + entry(5) + entry(2), entry(0) + entry(1) + entry(2) + entry(3)):
+        with pytest.raises(CorruptManifest):
+            Manifest.parse(damaged + footer(3, 3)).check()
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        NewEntry("p/a"),
+        NewEntry("é"),
+        NewEntry("p/a", (Metadata(0, 1, b"payload"), Metadata(1, 2))),
+        NewEntry("p/a", (Metadata(0, 1, memoryview(b"payload!").cast("I")),)),  # type: ignore[arg-type]
+    ],
+)
+def test_the_bytes_of_an_entry_are_known_before_it_is_appended(new: NewEntry) -> None:
+    manifest = Manifest.parse(RAW)
+    assert manifest.append([new]).size == manifest.size + entry_bytes(new)
+
+
+def test_an_error_of_a_named_manifest_has_its_place_and_its_queue_in_the_commands() -> None:
+    damaged = Manifest.parse(entry(0) + entry(5) + footer(2, 2))
+    named = damaged.named("'ingest/manifest' in s3://bucket", "s3://bucket --manifest-path m")
+    for read in (named.entries, named.append([NewEntry("p/x")]).check, named.locations):
+        with pytest.raises(CorruptManifest) as caught:
+            read()
+        text = str(caught.value)
+        assert text.startswith("'ingest/manifest' in s3://bucket: manifest entry at byte ")
+        assert "'opendata-buffer fsck s3://bucket --manifest-path m'" in text
+        assert "'opendata-buffer fsck s3://bucket --manifest-path m --repair'" in text
+    with pytest.raises(CorruptManifest, match=r"^manifest entry at byte .*'opendata-buffer fsck'"):
+        damaged.entries()
