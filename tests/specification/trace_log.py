@@ -1,0 +1,618 @@
+"""Traces of a log: producers, movers, named readers, resets and a collector, on a faulty store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import opendata_buffer.gc
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.queue import log as queue_log
+from opendata_buffer.queue import readers
+from opendata_buffer.queue.log import Log, LogIndex, Part, page_from_json, span_of_segment
+from opendata_buffer.queue.queue import Queue, _Append, left_to_log
+from opendata_buffer.queue.readers import ReaderPosition, ReaderQueue
+from tests.simulation.actors import PlainProducer, collect_garbage, run_services
+from tests.simulation.test_log import INDEX, READERS, Follower, LogWorld
+from tests.simulation.world import MANIFEST, PREFIX, Node
+from tests.specification.traces import (
+    Call,
+    Event,
+    Knowledge,
+    Note,
+    Recorder,
+    SetOf,
+    Timeline,
+    Trace,
+    patched,
+)
+from tests.support.logs import become_log
+from tests.support.simulation import SimulationFailed
+
+T = TypeVar("T")
+LOST = ("cas_lost_before", "cas_lost_after", "cas_late")
+KINDS = {
+    *("look before append", "append", "told", "trim", "arrive", "look before move"),
+    *("read index before move", "store segment", "write index", "look before take"),
+    *("read index before take", "take position", "look before registration", "register"),
+    *("read manifest", "read index", "hand out", "acknowledge", "set back", "confirm reset"),
+    *("look before confirmation", "look before collection", "read position", "write floor"),
+    *("delete", "delete segment"),
+}
+"""Kinds of events that traces have."""
+SEGMENTS = f"{PREFIX}/_log/"
+OPERATOR = "operator"
+
+
+class TracedWorld(LogWorld):
+    """A log whose processes are recorded. Which promises it keeps is for TLC to say."""
+
+    def __init__(self, seed: int, records: int = 24) -> None:
+        super().__init__(seed)
+        self.recorder = Recorder(self.simulation)
+        self.fail = self.model._fail = self._log_failure  # type: ignore[assignment]
+        self.records = records
+        self.names = self.names[:2]
+        self.idle_s = 1.0
+        self.ambushes = 0.003
+        self.grace_s = 60.0
+        # Clocks that are wrong keep a collector from deleting, which would make a dull trace.
+        self.torments = ("kill", "short pause", "outage", "zombie")
+        lost = {name: getattr(self.plan, name) / 2 for name in LOST}
+        self.plan = replace(
+            self.plan, wrong_dates=0, partial_lists=0, hangs=0, stalls=0, delete_errors=0, **lost
+        )
+
+    def _log_failure(self, reason: object) -> None:
+        self.log(f"the model says: {reason}")
+
+    def _clock_error_ms(self) -> int:
+        return 0
+
+    def _torment(self, node: Node, zombies: bool) -> bool:
+        # A trace has few events: most lives are to last until there is something to see.
+        return self.chance(0.3) and super()._torment(node, zombies)
+
+    def node(self, name: str) -> Node:
+        node = super().node(name)
+        self.recorder.watch(node.store, node.name)
+        return node
+
+    def consumer_config(self) -> ConsumerConfig:
+        # One collector, and in a process of its own: the specification has one.
+        off = GarbageCollectorConfig(enabled=False, grace_period_ms=int(self.grace_s * 1000))
+        return replace(super().consumer_config(), gc=off)
+
+    def enable(self) -> None:
+        node = self.node(OPERATOR)
+        config = self.consumer_config()
+        grace_ms = int(self.grace_s * 1000)
+
+        def enable() -> None:
+            become_log(node.store, config, node.runtime, grace_ms=grace_ms)
+
+        self.patiently(node, enable)
+        self.recorder.note("begin")
+
+    def scenario(self) -> None:
+        """Produce, read, reset and collect, for as long as it takes to produce."""
+        self.enable()
+        followers = [Follower(self, name) for name in self.names]
+        for follower in followers:
+            self.supervise(follower.name, follower.live, lambda: False, zombies=True)
+        self.supervise("cron", lambda node: collect_garbage(self, node), lambda: False)
+        producers = [PlainProducer(self, f"plain{n}", self.records // 2) for n in range(2)]
+        tasks = [
+            self.director.spawn(lambda each=each: run_services(self, [each]), each.name)
+            for each in producers
+        ]
+        for _ in range(self.draw(3)):
+            self.director.sleep(self.uniform(0, 20))
+            view = self.model.manifest
+            follower = followers[self.draw(len(followers))]
+            node = self.node(OPERATOR)
+            floor = 0 if self.model.index is None else self.model.index.floor
+            follower.set_to(node, floor + self.draw(view.next_sequence - floor + 1))
+        for task in tasks:
+            task.join()
+        self.director.sleep(2.5 * self.grace_s)
+
+
+def notes_calls(recorder: Recorder) -> list[tuple[Any, str, Callable[[Any], Any]]]:
+    """What has to be noted besides requests: which call a request belongs to."""
+
+    def around(
+        begins: str, what: Callable[..., Any], ends: str = ""
+    ) -> Callable[[Callable[..., T]], Callable[..., T]]:
+        def change(call: Callable[..., T]) -> Callable[..., T]:
+            def noted(*arguments: Any, **options: Any) -> T:
+                if begins:
+                    recorder.note(begins, what(*arguments))
+                found = None
+                try:
+                    found = call(*arguments, **options)
+                    return found
+                finally:
+                    if ends:
+                        recorder.note(ends, (arguments[0], found))
+
+            return noted
+
+        return change
+
+    def moved(log: Log, manifest: Manifest) -> Any:
+        return manifest.raw
+
+    return [
+        (Queue, "append", around("append", lambda queue, entries: entries, "appended")),
+        (Log, "move", around("move", moved)),
+        (
+            ReaderQueue,
+            "_take",
+            around("take", lambda queue, index, *_: (queue, index, queue._queue.last_seen)),
+        ),
+        (ReaderQueue, "_seen", around("view", lambda queue, *seen: (queue, *seen))),
+        (Consumer, "next_batch", around("", lambda *_: None, "handed")),
+        (Consumer, "skip", around("", lambda *_: None, "skipped")),
+        (
+            GarbageCollector,
+            "_raise_floor",
+            around("floor", lambda collector, view, *_: view.index, "floor ended"),
+        ),
+    ]
+
+
+@contextmanager
+def small() -> Any:
+    """Segments of few entries, and a short memory for repeats."""
+    with patched(
+        (Log, "most_entries", lambda _: 4),
+        (Log, "left_entries", lambda _: 1),
+        (Log, "most_moved", lambda _: 6),
+        (queue_log, "FAN", lambda _: 3),
+        (opendata_buffer.gc, "_PAGE", lambda _: 5),
+        *(
+            (module, "REMEMBERED", lambda _: 3)
+            for module in (queue_log, readers, opendata_buffer.gc)
+        ),
+    ):
+        yield
+
+
+def record(
+    seed: int, *mutations: tuple[Any, str, Callable[[Any], Any]], records: int = 24
+) -> Trace:
+    """Run the code, maybe with mutations, and return what it did."""
+    # Mutations first: what is noted is the call of the mutated code.
+    with small(), patched(*mutations):
+        world = TracedWorld(seed, records)
+        try:
+            with patched(*notes_calls(world.recorder)):
+                world.simulation.run(world.scenario)
+        except SimulationFailed:
+            # The code itself may notice what a mutation does; what came before is a trace, too.
+            if not mutations:
+                raise
+    return Converter(world.recorder, world.names).trace()
+
+
+class Converter:
+    """From notes to events."""
+
+    def __init__(self, recorder: Recorder, names: list[str]) -> None:
+        self.recorder = recorder
+        self.notes = recorder.notes
+        self.begin = next(n for n, note in enumerate(self.notes) if note.kind == "begin")
+        self.knowledge = Knowledge.of(self.notes)
+        self.timeline = Timeline(recorder)
+        self.names = names
+        self.entries: dict[str, int] = {}  # of a location, the entry in the specification
+        self.groups: dict[str, list[int]] = {}
+        self.movers: dict[str, str] = {}  # of a segment
+        self.runs: dict[int, str] = {}  # of a reader queue
+        self.taken: set[str] = set()
+        self.run_of: dict[str, str] = {}  # of a process, its last one
+        self.view: dict[str, tuple[bytes, LogIndex, bool]] = {}
+        self.appending: dict[str, str] = {}  # of a task
+        self.moving: dict[str, bytes] = {}  # of a task, the manifest that it moves from
+        self.floors: set[str] = set()  # processes that raise the floor
+        self.objects: dict[str, bytes] = {}
+        self.gone: set[str] = set()
+        self.manifests = {
+            data: version for (key, version), data in recorder.data.items() if key == MANIFEST
+        }
+        self.indexes = {
+            version: LogIndex.from_json(data)
+            for (key, version), data in recorder.data.items()
+            if key == INDEX
+        }
+        self.positions = {
+            version: ReaderPosition.from_json(data)
+            for (key, version), data in recorder.data.items()
+            if key.startswith(READERS)
+        }
+        # The versions of the index count from the one that there is at the beginning.
+        made = [n.version for n in self.notes[: self.begin] if n.what == INDEX and n.call]
+        base = recorder.versions[INDEX].index(max(filter(None, made), key=int))
+        self.changes = {v: n - base for n, v in enumerate(recorder.versions[INDEX])}
+
+    def trace(self) -> Trace:
+        """All events, with the constants of the specification."""
+        for number, note in enumerate(self.notes):
+            if number > self.begin:
+                handle = getattr(self, f"_{note.kind.replace(' ', '_')}", None)
+                if handle is not None:
+                    handle(number, note)
+            elif note.kind == "put":
+                self.objects[note.what] = note.data
+        return Trace(
+            "Log",
+            self.timeline.events(),
+            {
+                "TraceProducers": set(self.groups),
+                "TraceGroups": self.groups,
+                "TraceMovers": set(self.movers.values()),
+                "TraceReaders": set(self.names),
+                "TraceRuns": set(self.runs.values()),
+            },
+        )
+
+    # Looks: where a process learned what it uses later.
+
+    def look(self, process: str, key: str, version: str | None, before: int, event: Event) -> None:
+        at = self.knowledge.of_version(process, key, version, before)
+        at = self.begin if at is None else max(at, self.begin)
+        if key == MANIFEST:
+            event |= self.manifest(version)
+        else:
+            assert version is not None
+            event |= {"changes": self.changes[version]}
+        self.timeline.add(at, event)
+
+    def look_at_index(self, process: str, index: LogIndex, before: int, event: Event) -> None:
+        # The one that the process has learned last, of those that are equal.
+        (version,) = [v for v, found in self.indexes.items() if found == index]
+        self.look(process, INDEX, version, before, event)
+
+    def manifest(self, version: str | None) -> Event:
+        if version is None:
+            return {"first": 0, "end": 0}
+        return self._manifest_event(Manifest.parse(self.recorder.data[MANIFEST, version]))
+
+    def _manifest_event(self, manifest: Manifest) -> Event:
+        return {"first": manifest.first_sequence, "end": manifest.next_sequence}
+
+    # Requests.
+
+    def _get(self, number: int, note: Note) -> None:
+        if note.process in self.floors and note.what.startswith(READERS) and note.version:
+            at = self.positions[note.version].next
+            name = note.what.removeprefix(READERS)[:-5]
+            self.timeline.add(number, {"is": "read position", "name": name, "at": at})
+
+    def _put(self, number: int, note: Note) -> None:
+        if not note.what.startswith(SEGMENTS):
+            return
+        self.objects[note.what] = note.data
+        span = span_of_segment(note.what)
+        if span is None:
+            return  # a page
+        mover = self.movers.setdefault(note.what, f"m{len(self.movers)}")
+        manifest = self.manifests[self.moving[note.task]]
+        self.look(note.process, MANIFEST, manifest, number, self._by("look before move", mover))
+        learned = [
+            n
+            for n, found in enumerate(self.notes[:number])
+            if found.process == note.process
+            and found.what == INDEX
+            and found.version in self.changes
+            and (found.kind == "get" or (found.call is not None and found.call.answer == "applied"))
+        ]
+        version = self.notes[learned[-1]].version
+        event = self._by("read index before move", mover)
+        self.look(note.process, INDEX, version, number, event)
+        event = self._by("store segment", mover)
+        self.timeline.add(number, {**event, "from": span[0], "to": span[1]})
+
+    def _by(self, event: str, who: str) -> Event:
+        return {"is": event, "by": who}
+
+    def _delete(self, number: int, note: Note) -> None:
+        key = note.what
+        if key in self.gone:
+            return
+        self.gone.add(key)
+        if (span := span_of_segment(key)) is not None and key in self.movers:
+            event = self._by("delete segment", self.movers[key])
+            self.timeline.add(number, {**event, "from": span[0], "to": span[1]})
+        elif (sequence := self.sequence_of(key, number)) is not None:
+            self.timeline.add(number, {"is": "delete", "sequence": sequence})
+
+    def sequence_of(self, location: str, before: int) -> int | None:
+        """Where a batch was queued by then."""
+        for note in self.notes[:before]:
+            if note.what == MANIFEST and note.call is not None and note.version is not None:
+                found = Manifest.parse(note.call.data)
+                if (sequence := found.find(location)) is not None:
+                    return sequence
+        return None
+
+    def _effect(self, number: int, note: Note) -> None:
+        if note.call is None:
+            return
+        effect = "applied" if note.version is not None else "conflict"
+        self._write(number, note, note.call, note.call.answer or effect)
+        if note.call.answer == "unknown" and effect == "applied":
+            self._late(number, note)
+
+    def _answer(self, number: int, note: Note) -> None:
+        if note.call is not None and note.call.effect is None:
+            self._write(number, note, note.call, note.call.answer)
+
+    def _late(self, number: int, note: Note) -> None:
+        """A write of which no answer tells is applied."""
+        call = note.call
+        assert call is not None
+        if call.key == MANIFEST:
+            event = self._manifest_event(Manifest.parse(call.data))
+            self.timeline.add(number, {"is": "arrive", "at": "manifest", **event})
+        elif call.key == INDEX:
+            assert note.version is not None
+            event = self._index_event(LogIndex.from_json(call.data), self.changes[note.version])
+            self.timeline.add(number, {"is": "arrive", "at": "index", **event})
+        elif call.key.startswith(READERS) and self._moves(call):
+            found = ReaderPosition.from_json(call.data)
+            name = call.key.removeprefix(READERS)[:-5]
+            event = {"is": "arrive", "at": name, "next": found.next, "epoch": found.epoch}
+            self.timeline.add(number, event)
+
+    def _write(self, number: int, note: Note, call: Call, answer: str) -> None:
+        if call.key == MANIFEST:
+            self._write_manifest(number, note, call, answer)
+        elif call.key == INDEX:
+            self._write_index(number, call, answer)
+        elif call.key.startswith(READERS):
+            self._write_position(number, call, answer)
+
+    def is_current(self, call: Call, number: int) -> bool:
+        """Whether the version that a write is bound to is the current one, before a note."""
+        for note in reversed(self.notes[:number]):
+            if (
+                note.what == call.key
+                and note.kind in ("effect", "late")
+                and note.version is not None
+            ):
+                return note.version == call.bound_to
+        return call.bound_to is None
+
+    def _write_manifest(self, number: int, note: Note, call: Call, answer: str) -> None:
+        old = self.manifest(call.bound_to)
+        new = self._manifest_event(Manifest.parse(call.data))
+        if new["end"] > old["end"]:
+            group = self.appending[call.task]
+            look = self._by("look before append", group)
+            self.look(call.process, MANIFEST, call.bound_to, number, look)
+            self.timeline.add(number, {**self._by("append", group), "answer": answer, **new})
+        elif answer == "applied" or (answer == "unknown" and self.is_current(call, number)):
+            # One that surely was not applied is no step.
+            self.timeline.add(number, {"is": "trim", "answer": answer, **new})
+
+    def _segments(self, index: LogIndex) -> SetOf:
+        """The segments from the floor on, also those that pages name."""
+        waiting = [(part, level) for level, parts in enumerate(index.levels) for part in parts]
+        found: list[Part] = []
+        while waiting:
+            part, level = waiting.pop()
+            if level:
+                data = self.objects[SEGMENTS + part.name]
+                waiting += [(each, level - 1) for each in page_from_json(data)]
+            elif part.end > index.floor:
+                found.append(part)
+        return SetOf(
+            {"mover": self._mover_of(part), "from": part.first, "to": part.end} for part in found
+        )
+
+    def _mover_of(self, part: Part) -> str:
+        return self.movers.get(SEGMENTS + part.name, "nobody")
+
+    def _index_event(self, index: LogIndex, changes: int) -> Event:
+        return {
+            "changes": changes,
+            "end": index.end,
+            "floor": index.floor,
+            "readers": frozenset(index.readers),
+            "segments": self._segments(index),
+        }
+
+    def _write_index(self, number: int, call: Call, answer: str) -> None:
+        assert call.bound_to is not None
+        old, new = self.indexes[call.bound_to], LogIndex.from_json(call.data)
+        event = {"answer": answer, **self._index_event(new, self.changes[call.bound_to] + 1)}
+        bound = call.bound_to
+        if new.end > old.end:
+            (part,) = [each for each in new.parts() if each.end == new.end]
+            mover = self._mover_of(part)
+            self.timeline.add(number, {**self._by("write index", mover), **event})
+        elif new.floor > old.floor or not set(old.readers) <= set(new.readers):
+            self.timeline.add(number, {"is": "write floor", **event})
+        elif new.levels != old.levels:
+            if answer == "applied":
+                self.timeline.add(number, {"is": "change index", **event})
+        elif call.process.startswith(OPERATOR):
+            self.look(call.process, INDEX, bound, number, {"is": "look before confirmation"})
+            self.timeline.add(number, {"is": "confirm reset", **event})
+        else:
+            run = self.run_of[call.process]
+            look = self._by("look before registration", run)
+            self.look(call.process, INDEX, bound, number, look)
+            self.timeline.add(number, {**self._by("register", run), **event})
+
+    def _moves(self, call: Call) -> bool:
+        """Whether a write of a position changes more than when it was written."""
+        new = ReaderPosition.from_json(call.data)
+        if call.bound_to is None:
+            return True
+        old = self.positions[call.bound_to]
+        return (old.next, old.epoch) != (new.next, new.epoch)
+
+    def _write_position(self, number: int, call: Call, answer: str) -> None:
+        if not self._moves(call) or answer == "conflict" or not self.is_current(call, number):
+            return
+        new = ReaderPosition.from_json(call.data)
+        name = call.key.removeprefix(READERS)[:-5]
+        old = 0 if call.bound_to is None else self.positions[call.bound_to].epoch
+        event = {"answer": answer, "name": name, "at": new.next, "epoch": new.epoch}
+        if call.process.startswith(OPERATOR):
+            self.timeline.add(number, {"is": "set back", **event})
+        else:
+            kind = "take position" if new.epoch > old else "acknowledge"
+            self.timeline.add(number, {**self._by(kind, self.run_of[call.process]), **event})
+
+    # Calls.
+
+    def _append(self, number: int, note: Note) -> None:
+        group = f"p{len(self.groups)}"
+        ids = [self.entries.setdefault(e.location, 1 + len(self.entries)) for e in note.what]
+        self.groups[group] = ids
+        self.appending[note.task] = group
+
+    def _appended(self, number: int, note: Note) -> None:
+        _, first = note.what
+        if isinstance(first, int):
+            event = self._by("told", self.appending[note.task])
+            self.timeline.add(number, {**event, "first": first})
+
+    def _move(self, number: int, note: Note) -> None:
+        self.moving[note.task] = note.what
+
+    def _take(self, number: int, note: Note) -> None:
+        queue, index, manifest = note.what
+        if "reset" in queue._program:
+            return
+        run = self.runs.setdefault(id(queue), f"r{len(self.runs)}")
+        self.run_of[note.process] = run
+        if run in self.taken:
+            # The floor had passed it before it was registered.
+            look = self._by("look before registration", run)
+            self.look_at_index(note.process, index, number, look)
+            return
+        self.taken.add(run)
+        raw = b"" if manifest is None else manifest.raw
+        look = {**self._by("look before take", run), "name": queue.name}
+        self.look(note.process, MANIFEST, self.manifests.get(raw), number, look)
+        look = self._by("read index before take", run)
+        self.look_at_index(note.process, index, number, look)
+
+    def _view(self, number: int, note: Note) -> None:
+        queue, manifest, index, _ = note.what
+        run = self.runs.get(id(queue))
+        if run is None:
+            return
+        seen, known, is_known = self.view.get(run, (manifest.raw, index, True))
+        if manifest.raw != seen:
+            version = self.manifests[manifest.raw]
+            self.look(note.process, MANIFEST, version, number, self._by("read manifest", run))
+            is_known = is_known and manifest.first_sequence <= known.end
+        if index != known or not is_known:
+            self.look_at_index(note.process, index, number, self._by("read index", run))
+        self.view[run] = (manifest.raw, index, True)
+
+    def _handed(self, number: int, note: Note) -> None:
+        _, batch = note.what
+        if batch is not None:
+            event = self._by("hand out", self.run_of[note.process])
+            self.timeline.add(number, {**event, "sequence": batch.sequence})
+
+    _skipped = _handed
+
+    def _floor(self, number: int, note: Note) -> None:
+        self.floors.add(note.process)
+        self.look_at_index(note.process, note.what, number, {"is": "look before collection"})
+
+    def _floor_ended(self, number: int, note: Note) -> None:
+        self.floors.discard(note.process)
+
+
+# ---- faults of the code that a trace has to show
+
+Mutation = tuple[Any, str, Callable[[Any], Any]]
+
+
+def _trims_first(shorten: Callable[..., Any]) -> Callable[..., Any]:
+    def mutated(queue: Any, find_log: Any, manifest: Manifest, **options: Any) -> Any:
+        end = manifest.next_sequence - Log.left_entries
+        if manifest.entry_count > Log.most_entries:
+            queue._change(lambda before: left_to_log(before, end))
+        return shorten(queue, find_log, manifest, **options)
+
+    return mutated
+
+
+def _names_first(move: Callable[..., Any]) -> Callable[..., Any]:
+    class Delayed:
+        """A store that writes segments when it is told to."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+            self.waiting: list[tuple[str, bytes]] = []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def put(self, key: str, data: bytes) -> None:
+            self.waiting.append((key, data))
+
+    def mutated(log: Log, manifest: Manifest) -> Any:
+        store, log.store = log.store, Delayed(log.store)  # type: ignore[assignment]
+        try:
+            return move(log, manifest)
+        finally:
+            delayed, log.store = log.store, store
+            for key, data in delayed.waiting:  # type: ignore[attr-defined]
+                store.put(key, data)
+
+    return mutated
+
+
+def _of_the_fastest(floor_of: Callable[..., int]) -> Callable[..., int]:
+    def mutated(index: LogIndex, positions: dict[str, int], *others: Any) -> int:
+        fastest = max(positions.values(), default=0)
+        return floor_of(index, dict.fromkeys(positions, fastest), *others)
+
+    return mutated
+
+
+MUTATIONS: dict[str, tuple[int, Mutation, set[str]]] = {
+    "the manifest is trimmed before the index is written": (
+        2,
+        (Queue, "shorten", _trims_first),
+        {"trim"},
+    ),
+    "the index names a segment before it is stored": (
+        2,
+        (Log, "move", _names_first),
+        {"write index"},
+    ),
+    "the floor is that of the fastest reader": (
+        11,
+        (opendata_buffer.gc, "floor_of", _of_the_fastest),
+        {"write floor"},
+    ),
+    "a fenced reader acknowledges": (
+        2,
+        (ReaderQueue, "check_epoch", lambda _: lambda *_: None),
+        {"acknowledge"},
+    ),
+    "a lost append is not looked for": (
+        1,
+        (_Append, "find", lambda _: lambda *_: False),
+        {"look before append"},
+    ),
+}
+"""Changes of the code by what they do: a seed that shows it, the change, and the kinds of events at
+which a trace of it goes wrong."""

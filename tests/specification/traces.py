@@ -1,0 +1,398 @@
+"""Check what the code did in a simulation against a module of the specification, with TLC.
+
+A simulation runs the real code. A :class:`Recorder` notes what each process read and wrote, in the
+order in which the store did it, and which answer the process got. The modules ``trace_log``,
+``trace_collector`` and ``trace_broker`` turn these notes into a list of events, each of which is a
+step of the specification with the values that were seen, such as::
+
+    {"is": "trim", "first": 5, "answer": "applied"}
+
+:func:`validate` writes the events as a TLA+ sequence, and TLC looks for a behaviour of the
+specification that has these steps in this order. ``Trace<Module>.tla`` says which action each event
+is, and which steps that leave no event may lie in between. If there is no such behaviour, the code
+did something that the specification does not allow, or the specification describes something else:
+:class:`Verdict` names the first event that no behaviour explains.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opendata_buffer import outcomes
+from opendata_buffer.errors import ObjectNotFound
+from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
+from tests.support.faults import HarshStore
+from tests.support.simulation import Simulation
+from tools.specification import FOLDER, jar, java
+
+Event = dict[str, Any]
+ANSWERS = {
+    outcomes.Applied: "applied",
+    outcomes.Conflict: "conflict",
+    outcomes.Vanished: "conflict",
+    outcomes.Unknown: "unknown",
+}
+
+
+# ---- what is recorded
+
+
+@dataclass(eq=False)
+class Call:
+    """A conditional write as its process sees it.
+
+    Attributes:
+        process, task, key, data: Who wrote what; a task is a thread of the process.
+        bound_to: The version that it replaces; None for no object.
+        effect: What the store did; None if the request has not arrived.
+        answer: What the process was told; empty if it never was.
+    """
+
+    process: str
+    key: str
+    data: bytes
+    bound_to: str | None
+    task: str
+    effect: PutOutcome | None = None
+    answer: str = ""
+
+
+@dataclass
+class Note:
+    """One thing that happened.
+
+    Attributes:
+        kind: ``get``, ``put``, ``delete``, ``list``, ``effect`` and ``answer`` of a conditional
+            write, ``late`` for one that was given up before it arrived, or something that
+            :meth:`Recorder.note` was told.
+        at_ms: Virtual time since the beginning, milliseconds.
+        what: A key, or what :meth:`Recorder.note` was given.
+    """
+
+    kind: str
+    process: str
+    task: str
+    at_ms: int
+    what: Any
+    version: str | None = None
+    data: bytes = b""
+    call: Call | None = None
+
+
+class Recorder:
+    """Notes what the processes of one simulation do, in order.
+
+    ``recording`` may be switched: what happens while a queue is set up is no part of a trace.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.notes: list[Note] = []
+        self.recording = True
+        self.data: dict[tuple[str, str], bytes] = {}
+        """The bytes of each version of a key that a conditional write made."""
+        self.versions: dict[str, list[str]] = {}
+        """The versions of each key, oldest first."""
+        self._open: dict[int, Call] = {}
+
+    @property
+    def process(self) -> str:
+        """The process that runs."""
+        return self.simulation.current.process.name
+
+    def note(self, kind: str, what: Any = None, *, process: str | None = None, **rest: Any) -> None:
+        """Note one thing."""
+        if self.recording:
+            at_ms = int(self.simulation.now * 1000)
+            task = self.simulation.current.name
+            self.notes.append(Note(kind, process or self.process, task, at_ms, what, **rest))
+
+    def watch(self, store: HarshStore, process: str) -> None:
+        """Watch a process: the requests that it sends, and what they do to the objects."""
+        watched: Any = store.inner
+        # Below the scheduling points of a watched store: a note is made together with the effect.
+        if hasattr(watched, "_inner"):
+            watched._inner = Witness(watched._inner, self, process)
+        else:
+            store.inner = Witness(watched, self, process)
+        send = store.put_if
+
+        def put_if(key: str, data: bytes, version: str | None) -> PutOutcome:
+            call = Call(process, key, data, version, self.simulation.current.name)
+            self._open[id(data)] = call
+            outcome = send(key, data, version)
+            call.answer = ANSWERS[type(outcome)]
+            self.note("answer", key, process=process, call=call)
+            return outcome
+
+        store.put_if = put_if  # type: ignore[method-assign]
+
+    def applied(self, key: str, data: bytes, version: str) -> None:
+        """A conditional write made a version."""
+        self.data[key, version] = data
+        self.versions.setdefault(key, []).append(version)
+
+    def call_of(self, data: bytes) -> Call | None:
+        """The call that sent these bytes, which are the same object also when they arrive late."""
+        return self._open.get(id(data))
+
+
+class Witness:
+    """A store that notes what is done to it."""
+
+    def __init__(self, inner: Any, recorder: Recorder, process: str) -> None:
+        self._inner = inner
+        self._recorder = recorder
+        self._process = process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def get(self, key: str, **options: Any) -> Blob | None:
+        """Note the version that was read."""
+        try:
+            found: Blob | None = self._inner.get(key, **options)
+        except ObjectNotFound:
+            self._recorder.note("get", key, process=self._process)
+            raise
+        version = options.get("if_changed") if found is None else found.version
+        self._recorder.note("get", key, process=self._process, version=version)
+        return found
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """Note the object."""
+        self._inner.put(key, data)
+        self._recorder.note("put", key, process=self._process, data=bytes(data))
+
+    def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
+        """Note what the write did, and which call it was."""
+        outcome: PutOutcome = self._inner.put_if(key, data, version)
+        call = self._recorder.call_of(data)
+        made = None
+        if isinstance(outcome, outcomes.Applied):
+            made = outcome.value
+            self._recorder.applied(key, data, made)
+        late = call is not None and bool(call.answer)
+        if call is not None and not late:
+            call.effect = outcome
+        # A request that was given up and is refused when it arrives changes nothing.
+        if not late or made is not None:
+            kind = "late" if late else "effect"
+            self._recorder.note(kind, key, process=self._process, version=made, call=call)
+        return outcome
+
+    def list(self, prefix: str, **options: Any) -> Listing:
+        """Note the objects."""
+        listing: Listing = self._inner.list(prefix, **options)
+        self._recorder.note("list", listing, process=self._process)
+        return listing
+
+    def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """Note each key."""
+        keys = tuple(keys)
+        failed: tuple[DeleteFailure, ...] = self._inner.delete_many(keys)
+        for key in keys:
+            self._recorder.note("delete", key, process=self._process)
+        return failed
+
+
+@contextmanager
+def patched(*changes: tuple[Any, str, Callable[[Any], Any]]) -> Iterator[None]:
+    """Replace attributes of classes or modules by what a function makes of them, for a while."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    try:
+        for owner, name, change in changes:
+            setattr(owner, name, change(getattr(owner, name)))
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
+
+
+class Timeline:
+    """Events at the places of notes: several may be put before or after one note."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.notes = recorder.notes
+        self._events: dict[int, list[tuple[int, Event]]] = {}
+        self._added = 0
+
+    def add(self, at: int, event: Event) -> None:
+        """Put an event after the note of this number, behind those that are there."""
+        self._added += 1
+        self._events.setdefault(at, []).append((self._added, event))
+
+    def events(self) -> list[Event]:
+        """All events in order, with the time of their notes."""
+        return [
+            {**event, "ms": self.notes[at].at_ms if at >= 0 else 0}
+            for at in sorted(self._events)
+            for _, event in self._events[at]
+        ]
+
+
+@dataclass
+class Knowledge:
+    """Where each process learned which version of an object: by reading or by writing it."""
+
+    _learned: dict[tuple[str, str], list[tuple[int, str | None]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, notes: Sequence[Note]) -> Knowledge:
+        """From everything that was recorded."""
+        found = cls()
+        for number, note in enumerate(notes):
+            call = note.call
+            if note.kind == "get" or (
+                note.kind == "effect" and call is not None and call.answer == "applied"
+            ):
+                found._learned.setdefault((note.process, note.what), []).append(
+                    (number, note.version)
+                )
+        return found
+
+    def of_version(self, process: str, key: str, version: str | None, before: int) -> int | None:
+        """The note with which a process learned a version last, before a note; None without."""
+        for number, found in reversed(self._learned.get((process, key), ())):
+            if number < before and found == version:
+                return number
+        return None
+
+
+# ---- what TLC is given, and says
+
+
+class SetOf(list[Any]):
+    """A set in TLA+ whose members Python cannot hash."""
+
+
+def tla(value: object) -> str:
+    """A value in TLA+."""
+    match value:
+        case bool():
+            return "TRUE" if value else "FALSE"
+        case int():
+            return str(value)
+        case str():
+            return f'"{value}"'
+        case Mapping() if not value:
+            return "<<>>"
+        case Mapping():
+            return "[" + ", ".join(f"{key} |-> {tla(value[key])}" for key in value) + "]"
+        case SetOf() | set() | frozenset():
+            return "{" + ", ".join(sorted(tla(item) for item in value)) + "}"
+        case list() | tuple():
+            return "<<" + ", ".join(tla(item) for item in value) + ">>"
+    raise TypeError(f"{value!r} has no form in TLA+")
+
+
+def name_of(process: str) -> str:
+    """A process's name as a field of a TLA+ record."""
+    return re.sub(r"\W", "_", process)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of one run.
+
+    Attributes:
+        module: Of the specification: ``Log``, ``Queue`` or ``Broker``.
+        events: In order.
+        constants: Definitions by name, which the configuration ``Trace<module>.cfg`` uses.
+    """
+
+    module: str
+    events: Sequence[Event]
+    constants: Mapping[str, object]
+
+    def text(self) -> str:
+        """The module ``TraceData``."""
+        lines = [f"{name} == {tla(value)}" for name, value in self.constants.items()]
+        events = ",\n".join(f"  {tla(event)}" for event in self.events)
+        body = "\n".join([*lines, f"Trace == <<\n{events}\n>>"])
+        return f"---- MODULE TraceData ----\nEXTENDS Integers, Sequences\n{body}\n====\n"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What TLC said of a trace.
+
+    Attributes:
+        accepted: Whether a behaviour of the specification has all the events.
+        reached: The number of events that the longest behaviour explains.
+        event: The first one that none explains; empty when it was accepted.
+        violated: A promise of the specification that a state on the way breaks.
+        states: Distinct states that TLC saw.
+        seconds: How long it took.
+    """
+
+    accepted: bool
+    reached: int
+    event: Event
+    violated: str
+    states: int
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.accepted:
+            return f"accepted: {self.reached} events, {self.states} states, {self.seconds:.1f} s"
+        if self.violated:
+            return f"{self.violated} does not hold after {self.reached} events"
+        return f"event {self.reached + 1} is explained by no behaviour: {self.event}"
+
+
+def validate(trace: Trace, *, keep: Path | None = None, minutes: float = 5) -> Verdict:
+    """Ask TLC whether the specification has a behaviour with the events of a trace.
+
+    Args:
+        trace: What was recorded.
+        keep: A folder for the modules, to look at them or to run TLC by hand.
+        minutes: TLC is given up after them.
+
+    Raises:
+        NotThere: Java or TLC is missing.
+        RuntimeError: TLC ended without a verdict, such as with an error of a module.
+    """
+    began = time.monotonic()
+    name = f"Trace{trace.module}"
+    with tempfile.TemporaryDirectory(prefix="tlc-") as scratch:
+        folder = Path(scratch) if keep is None else keep
+        folder.mkdir(parents=True, exist_ok=True)
+        for module in ("Store.tla", f"{trace.module}.tla", f"{name}.tla", f"{name}.cfg"):
+            shutil.copy(FOLDER / module, folder)
+        (folder / "TraceData.tla").write_text(trace.text())
+        tlc = [
+            java(),
+            f"-Djava.io.tmpdir={scratch}",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+        ]
+        tlc += [str(jar(get=False)), "tlc2.TLC", "-deadlock", "-workers", "1"]
+        tlc += ["-metadir", scratch, "-config", f"{name}.cfg", name]
+        out = subprocess.run(tlc, cwd=folder, capture_output=True, timeout=60 * minutes).stdout
+    said = out.decode()
+    reached = [int(number) - 1 for number in re.findall(r'^<<"reached", (\d+)>>', said, re.M)]
+    states = re.findall(r"([\d,]+) distinct states found", said)
+    violated = re.search(r"(?:Invariant|property) (\w+) is violated", said)
+    if not reached or not states or ("No error has been found" not in said and not violated):
+        where = max(said.find("Error:"), 0)
+        raise RuntimeError("TLC gave no verdict. It said:\n" + said[where : where + 3_000])
+    accepted = violated is not None and violated[1] == "Unfinished"
+    return Verdict(
+        accepted,
+        reached[-1],
+        {} if accepted else trace.events[reached[-1]] if reached[-1] < len(trace.events) else {},
+        "" if accepted or violated is None else violated[1],
+        int(states[-1].replace(",", "")),
+        time.monotonic() - began,
+    )
