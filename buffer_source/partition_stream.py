@@ -232,7 +232,12 @@ class QueueCursor:
             return
         # With the claim that was just made: a second one would ask the store twice.
         self._queue = queue = open_queue(
-            self._store, self._options.consumer, self._runtime, self._claim, program=PROGRAM
+            self._store,
+            self._options.consumer,
+            self._runtime,
+            self._claim,
+            program=PROGRAM,
+            resettable=False,  # A query takes its position from the checkpoint.
         )
         try:
             self._reader = Consumer(

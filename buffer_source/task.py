@@ -182,7 +182,7 @@ def _options_of(options: SourceOptions, batch: PartitionBatch) -> SourceOptions:
 @lru_cache(maxsize=32)
 def _handle(options: SourceOptions) -> FetchHandle:
     """Kept for all tasks of a worker process; all partitions share one set of connections."""
-    return FetchHandle.of(options.consumer)
+    return FetchHandle.of(options.consumer, resettable=False)
 
 
 @lru_cache(maxsize=32)

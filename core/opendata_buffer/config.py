@@ -292,8 +292,8 @@ class StoreOptions:
 _INSTEAD = {
     "cas_deadline_ms": "use store_options=StoreOptions(timeout_ms=...)",
     "gc_grace_period_ms": "use gc=GarbageCollectorConfig(grace_period_ms=...) of a consumer that "
-    "creates the queue, or 'opendata-buffer gc STORE --grace-period-ms'",
-    "recreate": "'opendata-buffer produce STORE --recreate' starts a queue over",
+    "creates the queue; for a queue that is there, use the command gc with --grace-period-ms",
+    "recreate": "to start a queue over, use the command produce with --recreate",
     "max_buffered_inputs": "use max_buffered_bytes",
     "allow_foreign_locations": "no batch outside of the data prefix is read, leave it out",
 }

@@ -73,7 +73,7 @@ INSTEAD = {
     "includeLocation": "name the column in .schema('value BINARY, location STRING')",
     "columnNameOfCorruptRecord": "name the column _corrupt_record in the schema",
     "allowForeignLocations": "no batch outside of the data prefix is read: leave it out",
-    "broker": "the sink uses the one there is; 'opendata-buffer broker STORE' runs one",
+    "broker": "the sink uses the one there is; the command broker runs one",
     "maxWriteDurationMs": "it is six hours: write less at once (maxBytesPerTrigger)",
     **dict.fromkeys(
         (

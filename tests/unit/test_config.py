@@ -38,7 +38,7 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (ConsumerConfig, {"max_manifest_bytes": 21}, ["max_manifest_bytes is no setting any more"]),
         (ProducerConfig, {"max_batch_bytes": 7}, ["max_batch_bytes is no setting any more"]),
         (ProducerConfig, {"max_buffered_inputs": 9}, ["use max_buffered_bytes"]),
-        (ProducerConfig, {"recreate": True}, ["'opendata-buffer produce STORE --recreate'"]),
+        (ProducerConfig, {"recreate": True}, ["the command produce with --recreate"]),
         (QueueConfig, {"cas_deadline_ms": 1}, ["store_options=StoreOptions(timeout_ms=...)"]),
         (ConsumerConfig, {"allow_foreign_locations": True}, ["outside of the data prefix"]),
         (ConsumerConfig, {"gc_grace_period_ms": 9}, ["GarbageCollectorConfig(grace_period_ms="]),

@@ -36,6 +36,7 @@ from opendata_buffer.queue.ownership import (
     owner_key,
     owner_object,
     read_manifest,
+    reset_command,
 )
 from opendata_buffer.queue.readers import read_positions
 from opendata_buffer.runtime import Runtime
@@ -199,9 +200,9 @@ def check_queue(queue: Target) -> Report:
     if index is not None:
         known = log.need(marked=True)
         report.problems = _joined(report.problems, log.view(known, reader.manifest()))
-        with suppress(errors.CorruptData):  # status names a position that cannot be read
-            positions = read_positions(log, known)
-            report.positions = {name: each.next for name, each in positions.items()}
+        # status names a position that cannot be read.
+        positions = read_positions(log, known, unreadable=lambda _: None)
+        report.positions = {name: each.next for name, each in positions.items()}
     try:
         read_claims(queue)
     except errors.CorruptData as error:
@@ -221,6 +222,13 @@ def _hidden(log: Log, index: LogIndex) -> Iterator[Finding]:
                 f"with sequences {stored[0][0]} to {stored[-1][1] - 1}: an older copy of the index "
                 "was used for a while"
             )
+            positions = read_positions(log, index, unreadable=lambda _: None)
+            if past := [name for name, each in positions.items() if each.next > first]:
+                command = reset_command(log.store.url, log.config, past[0], first)
+                text += (
+                    f". Once that is repaired, a reader that was moved past them reads them after "
+                    f"{command}; these are past them: {', '.join(past)}"
+                )
             yield Finding(None, index_key(log.config), text, Kind.OLD_INDEX, _INDEX_NAME)
             return  # One repair brings back all of them.
 
@@ -410,7 +418,7 @@ def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tup
     for finding in report.problems:
         if finding.kind is Kind.REPEATED and finding.location not in delivered:
             delivered.add(finding.location)
-        elif report.is_log and finding.kind in (Kind.MISSING, Kind.UNREADABLE):
+        elif report.is_log and finding.next_sequence is not None:
             leave.append((finding, _passed_by(report, finding, hint)))
         elif finding.kind in REPAIRED_BY:
             to_repair.append(finding)

@@ -106,7 +106,7 @@ def _passing_commands(queue: Target, sequence: int) -> str:
     """Return the commands, in quotes, by which the readers that have not passed a sequence of a log
     continue after it; in words where there is none."""
     log = Log(queue.store, queue.config, queue.runtime)
-    positions = read_positions(log, log.need())
+    positions = read_positions(log, log.need(), unreadable=lambda _: None)
     commands = [
         reset_command(queue.store.url, queue.config, name, sequence + 1)
         for name, position in positions.items()

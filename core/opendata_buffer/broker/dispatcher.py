@@ -39,7 +39,7 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import queue_hint
+from opendata_buffer.queue.ownership import queue_hint, reset_command
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
@@ -261,14 +261,18 @@ class DispatcherTerm:
             )
         except errors.InvalidInput as error:
             self._stuck.add(sequence)
+            words = queue_hint(self._store.url, self._config)
+            command = f"'opendata-buffer skip {words} {sequence}'"
+            if self._config.reader:
+                url, reader = self._store.url, self._config.reader
+                command = reset_command(url, self._config, reader, sequence + 1)
             log.error(
-                "batch %d (%s) stays in the queue and is not handed out: %s. To pass it by: "
-                "'opendata-buffer skip %s %d'",
+                "batch %d (%s) stays in the queue and is not handed out: %s. To continue after it, "
+                "stop the workers and run %s",
                 sequence,
                 reason,
                 error,
-                queue_hint(self._store.url, self._config),
-                sequence,
+                command,
             )
             return False
         log.warning("batch %d goes to the quarantine: %s", sequence, reason)

@@ -21,7 +21,7 @@ from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.cli import options
-from opendata_buffer.cli.errors import print_summary
+from opendata_buffer.cli.errors import Failure, print_summary
 from opendata_buffer.cli.options import LONG_MS, SOON_MS, command
 from opendata_buffer.cli.target import check_start, target_of
 from opendata_buffer.cli.text import confirm, format_time
@@ -31,9 +31,10 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import BatchMissing, InvalidInput, OpenDataBufferError, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.framing import FRAMINGS, Framing
+from opendata_buffer.queue.missing import look_for_missing
 from opendata_buffer.queue.queue import removed_before
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.topic.consumer import TopicConsumer, Written
@@ -143,8 +144,33 @@ def consume(
             owner = Consumer(config, store=store, runtime=runtime, program=PROGRAM)
             source = _queue_source(stack.enter_context(owner), owner.fetch_handle(), runtime)
         wait = (lambda: runtime.sleep(POLL_S)) if follow else None
-        write_out(source, writer, max_batches=max_batches, wait=wait)
+        try:
+            write_out(source, writer, max_batches=max_batches, wait=wait)
+        except PoisonBatch as error:
+            if ack or config.reader:
+                raise
+            raise _look_past(target, error) from error
     click.echo(writer.summary(), err=True)
+
+
+def _look_past(target: Target, error: PoisonBatch) -> PoisonBatch | Failure:
+    """The error of a look at a log, in which no batch is skipped; of a queue the same error."""
+    queue = target.queue(error.partition) if error.partition else target
+    if not queue.is_log():
+        return error
+    missing = None
+    if isinstance(error, BatchMissing):
+        with suppress(OpenDataBufferError):
+            missing = look_for_missing(queue.store, queue.config, queue.runtime, error.sequence)
+    reason, after = error.reason, error.sequence + 1
+    if missing is not None:
+        reason, after = f"{reason}: {missing}", missing.end
+    partition = f" --partition {error.partition}" if error.partition else ""
+    return Failure(
+        f"batch {error.sequence} at {error.location!r} cannot be delivered: {reason}. Restore the "
+        "object, or look at what follows with 'opendata-buffer consume "
+        f"{options.queue_words()} --from {after}{partition}'"
+    )
 
 
 Render = Callable[[ArrowBatch], bytes | memoryview]

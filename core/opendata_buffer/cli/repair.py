@@ -18,6 +18,7 @@ from opendata_buffer.admin.fsck import (
     plan_repair,
     repair,
 )
+from opendata_buffer.admin.readers import readers_of, view_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import (
     Start,
@@ -35,7 +36,7 @@ from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.target import check_start, one_queue, target_of
 from opendata_buffer.cli.text import confirm, plural
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
-from opendata_buffer.queue.ownership import change_grace_period
+from opendata_buffer.queue.ownership import change_grace_period, reset_command
 
 KEPT = "copied to the quarantine first"
 NOT_KEPT = (
@@ -45,11 +46,6 @@ NOT_KEPT = (
 GO_ON = (
     "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own position "
     "starts without it"
-)
-READERS_GO_ON = (
-    "Each reader that was at the end goes on after 'opendata-buffer readers reset STORE NAME "
-    "--to-sequence N', where N is the first that is queued by now; one that is further behind "
-    "reads up to there first"
 )
 
 
@@ -112,7 +108,7 @@ def fsck(
                 copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
                 click.echo(f"repaired {finding.name} ({finding.kind}); {copied}")
                 if finding.kind is Kind.MANIFEST:
-                    click.echo(READERS_GO_ON if report.is_log else GO_ON)
+                    click.echo(_after_rebuild(each) if report.is_log else GO_ON)
             if repaired or not tries:
                 _print_report(report, where)
         if not report.ok:
@@ -131,6 +127,22 @@ def fsck(
             f"the {'queue' if len(problems) == 1 else 'queues'} with manifest "
             f"{', '.join(map(repr, problems))}: {advice}"
         )
+
+
+def _after_rebuild(queue: Target) -> str:
+    """How the readers of a log continue once its manifest was rebuilt: it begins much later."""
+    view = view_of(queue)
+    (_, last), first = view.gaps[-1], view.manifest.first_sequence
+    begin = view.gaps[-1][0] if last == first else first
+    url, config = queue.store.url, queue.config
+    lines = []
+    for reader in readers_of(queue, view):
+        command = reset_command(url, config, reader.name, first)
+        when = "continues after"
+        if reader.next_sequence < begin:
+            when = f"reads up to sequence {begin - 1} first, and then continues after"
+        lines.append(f"reader {reader.name!r} {when} {command}")
+    return "\n".join(lines) or f"a new reader has to begin at sequence {first} or later"
 
 
 def _print_report(report: Report, where: str, *, every: bool = False) -> None:

@@ -90,12 +90,20 @@ def open_queue(
     *,
     program: str,
     open_pause: OpenPause = broker_pause,
+    resettable: bool = True,
 ) -> Queue | ReaderQueue:
     """The queue, as its one consumer has it; or, with ``config.reader``, as that reader has it.
-    ``InvalidInput`` where the queue is a log, and no reader is named."""
+    ``InvalidInput`` where the queue is a log, and no reader is named. ``resettable``: errors advise
+    to reset the reader, which helps a program that takes its position from the log."""
     if config.reader:
         return ReaderQueue(
-            store, config, config.reader, runtime=runtime, claim=claim, program=program
+            store,
+            config,
+            config.reader,
+            runtime=runtime,
+            claim=claim,
+            program=program,
+            resettable=resettable,
         )
     if claim is not None and claim.is_log:
         raise needs_reader(store, config)

@@ -197,14 +197,21 @@ class FetchHandle:
         self._runtime = runtime if runtime is not None else SystemRuntime()
         self._reads_as: ConsumerConfig | None = None
         """Of a named reader of a log its configuration, for what errors advise."""
+        self._resettable = True
         self._missing: Missing | None = None
 
     @classmethod
     @checked
     def of(
-        cls, config: ConsumerConfig, *, store: Get | None = None, runtime: Runtime | None = None
+        cls,
+        config: ConsumerConfig,
+        *,
+        store: Get | None = None,
+        runtime: Runtime | None = None,
+        resettable: bool = True,
     ) -> FetchHandle:
-        """The handle of a consumer's configuration; ``store`` instead of the one it names."""
+        """The handle of a consumer's configuration; ``store`` instead of the one it names.
+        ``resettable`` as for :func:`.open_queue`."""
         made = cls(
             config.store if store is None else store,
             config.store_options if store is None else None,
@@ -213,6 +220,7 @@ class FetchHandle:
             runtime=runtime,
         )
         made._reads_as = config if config.reader else None
+        made._resettable = resettable
         return made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -357,7 +365,7 @@ class FetchHandle:
     ) -> errors.PoisonBatch:
         """The error about a batch; a named reader is told the command that continues ``after``."""
         command, config = "", self._reads_as
-        if config is not None:
+        if config is not None and self._resettable:
             url = str(getattr(self._store, "url", config.store))
             after = batch.sequence + 1 if after is None else after
             command = reset_command(url, config, config.reader, after)

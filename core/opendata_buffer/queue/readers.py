@@ -399,8 +399,8 @@ def _prepare_position(log_: Log, index: LogIndex, name: str, made: set[str], pro
 
 def _too_many(log_: Log) -> errors.InvalidInput:
     return errors.InvalidInput(
-        f"the log has {MOST_READERS} readers: delete some with 'opendata-buffer readers delete "
-        f"{ownership.queue_hint(log_.store.url, log_.config)} NAME'"
+        f"the log has {MOST_READERS} readers: delete some with readers delete. 'opendata-buffer "
+        f"readers list {ownership.queue_hint(log_.store.url, log_.config)}' shows them"
     )
 
 
@@ -421,7 +421,7 @@ def unknown_reader(name: str, index: LogIndex) -> errors.InvalidInput:
 
 class ReaderQueue:
     """A log as one named reader has it: what :class:`.Queue` is for a queue's one consumer. Not
-    thread-safe: its owner serialises the calls."""
+    thread-safe: its owner serialises the calls. ``resettable`` as for :func:`.open_queue`."""
 
     def __init__(
         self,
@@ -432,6 +432,7 @@ class ReaderQueue:
         runtime: Runtime,
         claim: ownership.QueueClaim | None,
         program: str,
+        resettable: bool = True,
     ) -> None:
         check_reader_name(name)
         self.name = name
@@ -444,7 +445,8 @@ class ReaderQueue:
         """The queue's id."""
         self.labels = {**self._queue.labels, "reader": name}
         """Attributes of gauges about this reader."""
-        self._log = Log(store, config, runtime, self.queue_id, name)
+        advised = name if resettable else ""
+        self._log = Log(store, config, runtime, self.queue_id, advised)
         self._position = position_object(self._log, name)
         self.key = self._position.key
         """The key of the position."""

@@ -146,7 +146,7 @@ class Topic:
             raise errors.InvalidInput(
                 f"there is no topic at {store.url}, and no queue below "
                 f"{config.data_path_prefix!r}: make a topic with 'opendata-buffer topic create "
-                f"{store.url} --partitions N', or produce to the queue first"
+                f"{store.url} --partitions 4', or produce to the queue first"
             )
         prefix = config.data_path_prefix
         queue = cls(store, config, runtime)

@@ -46,7 +46,7 @@ def test_every_option_arrives_in_lower_case() -> None:
         ({**STORE, "compresion": "zstd"}, "Did you mean 'compression'"),
         ({**STORE, "compression": "snappy"}, "use none or zstd"),
         ({**STORE, "gcGracePeriodMs": "0"}, "gcGracePeriodMs"),
-        ({**STORE, "broker": "host"}, "'opendata-buffer broker STORE' runs one"),
+        ({**STORE, "broker": "host"}, "the command broker runs one"),
         ({**STORE, "partitioner": "hash"}, "use random or modulo or rendezvous"),
         ({"path": "memory://x"}, "memory of one process"),
         ({"path": "s4://x"}, "did you mean 's3'"),

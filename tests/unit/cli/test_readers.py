@@ -13,11 +13,12 @@ from click.testing import Result
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import BatchMissing, Fenced
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.readers import ReaderPosition
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
     bytes_of,
@@ -570,6 +571,57 @@ def test_f42_a_reader_learns_which_batches_were_taken_and_the_command_that_accep
     assert records("consume", url, "--ack", "--reader", "x") == numbers(7, 10)
 
 
+def test_what_looks_at_a_log_is_told_how_to_look_past_batches_that_are_gone(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    collect_as_v1(store)
+    first = manifest_of(store).first_sequence
+    line = fails("consume", url)
+    assert f"the first sequence that can be read is {first}" in line
+    assert "skip" not in line
+    assert records(*command_in(line, "consume")) == numbers(first, 40)
+
+
+def test_in_a_partition_of_a_topic_a_printed_command_names_the_partition(
+    url: str, store: MemoryStore
+) -> None:
+    (name,) = topic_of(url, 1)
+    ok("readers", "enable", url, "--yes")
+    with TopicProducer(url) as producer:
+        for number in range(40):
+            producer.produce([b"%d" % number])
+            producer.flush()
+    ok("readers", "reset", url, "x", "--to-earliest")
+    manifest = manifest_of(store, f"{name}/manifest")
+    assert manifest.first_sequence
+    gone = {*(each.key for each in store.list(f"{name}/").objects if each.key.endswith(".batch"))}
+    store.delete_many([*gone - {*manifest.locations()}])
+    store.put(f"{name}/manifest", manifest.with_epoch(manifest.epoch + 1).raw)
+    line = fails("consume", url)
+    assert "--partition" in line
+    assert records(*command_in(line, "consume")) == numbers(manifest.first_sequence, 40)
+    for words in (("status",), ("fsck",), ("consume", "--ack", "--reader", "x")):
+        result = run(words[0], url, *words[1:])
+        assert result.exit_code == 1
+        found = command_in(result.stderr, "readers reset")
+        assert found[-1] == str(manifest.first_sequence), words
+    ok(*found)
+    assert records("consume", url, "--ack", "--reader", "x") == numbers(manifest.first_sequence, 40)
+
+
+def test_fsck_does_not_advise_to_skip_a_batch_of_a_log(url: str, store: MemoryStore) -> None:
+    log_of(url, 3)
+    outside = NewEntry("elsewhere/x.batch")
+    store.put("ingest/manifest", manifest_of(store).append([outside]).raw)
+    ok("readers", "reset", url, "x", "--to-sequence", "3")
+    result = run("fsck", url, "--repair", "--yes")
+    assert result.exit_code == 1
+    assert "opendata-buffer skip" not in result.stdout + result.stderr
+    ok(*command_in(result.stderr, "readers reset"))
+    assert lines_of("readers", "list", url)[0]["lag"] == 0
+
+
 def test_a_probe_of_a_log_looks_at_the_reader_that_is_furthest_behind(url: str) -> None:
     log_of(url, 40)
     assert json_of("status", url, "--max-backlog", "0")["batches"] == 0
@@ -958,14 +1010,15 @@ def test_a_rebuilt_manifest_repeats_nothing_that_segments_have(
     store.delete_many(["ingest/manifest"])
     assert run("status", url).exit_code == 1
     shown = ok("fsck", url, "--repair", "--yes").stdout
-    assert "'opendata-buffer readers reset STORE NAME --to-sequence N'" in shown
+    assert f"reader 'x' reads up to sequence {end - 1} first" in shown
     rebuilt = manifest_of(store)
     assert rebuilt.first_sequence > 1_000_000
     assert sorted(rebuilt.locations()) == sorted(each.location for each in waits)
     result = run("consume", url, "--ack", "--reader", "x")
     assert result.stdout_bytes.splitlines() == numbers(2, end)
     assert result.exit_code == 1
-    ok("readers", "reset", url, "x", "--to-sequence", str(rebuilt.first_sequence))
+    assert command_in(result.stderr, "readers reset") == command_in(shown, "readers reset")
+    ok(*command_in(shown, "readers reset"))
     assert sorted(records("consume", url, "--ack", "--reader", "x")) == numbers(end, 40)
 
 
