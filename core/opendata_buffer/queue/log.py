@@ -827,7 +827,7 @@ class LogView:
         A batch counts as written at the time of its latest record or of its name, whichever is
         earlier: a record may have any time. A batch that has only times ahead of now was written by
         a producer whose clock is wrong. It is older than the next batch in the log, so it counts as
-        that one does, and is kept while there is none (failure F48).
+        that one does, and is kept while there is none (failure F50).
 
         Args:
             time_ms: The retention keeps what was written since then, milliseconds since the Unix

@@ -38,7 +38,7 @@ class Clocks(House):
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("later", [3, 40])  # in the manifest, in a segment
-def test_f48_a_record_from_the_future_does_not_stop_the_retention(named: bool, later: int) -> None:
+def test_f50_a_record_from_the_future_does_not_stop_the_retention(named: bool, later: int) -> None:
     world = Clocks()
     reader = world.reader("reader")
     world.append(5)
@@ -51,7 +51,7 @@ def test_f48_a_record_from_the_future_does_not_stop_the_retention(named: bool, l
     assert world.view().since(world.runtime.now_ms()) == world.view().next_sequence
 
 
-def test_f48_a_batch_whose_times_are_all_ahead_is_as_old_as_the_next_one() -> None:
+def test_f50_a_batch_whose_times_are_all_ahead_is_as_old_as_the_next_one() -> None:
     world = Clocks()
     reader = world.reader("reader")
     world.append(1)
@@ -65,7 +65,7 @@ def test_f48_a_batch_whose_times_are_all_ahead_is_as_old_as_the_next_one() -> No
     assert world.floor_after(0.75) == 4
 
 
-def test_f48_batches_of_a_producer_that_is_ahead_stay_until_another_one_appends() -> None:
+def test_f50_batches_of_a_producer_that_is_ahead_stay_until_another_one_appends() -> None:
     world = Clocks()
     reader = world.reader("reader")
     for _ in range(30):
@@ -78,7 +78,7 @@ def test_f48_batches_of_a_producer_that_is_ahead_stay_until_another_one_appends(
     assert world.floor_after(1.5) == 31
 
 
-def test_f48_old_segments_after_a_batch_from_the_future_say_that_it_is_old() -> None:
+def test_f50_old_segments_after_a_batch_from_the_future_say_that_it_is_old() -> None:
     world = Clocks()
     reader = world.reader("reader")
     world.append_dated(ahead_ms=YEAR_MS, named=True)
