@@ -140,6 +140,18 @@ try:
 except Exception as error:
     shown.append(f"refused: {error}")
 
+# A key as a file has it, with a newline at its end, in a batch read and in a stream.
+spoiled = {**given, "sessionToken": given["sessionToken"] + "\\n"}
+for read in (spark.read, spark.readStream):
+    try:
+        frame = read.format(name).options(**spoiled).load("s3://bucket/keys").select("value")
+        if frame.isStreaming:
+            run("spoiled", frame.writeStream.format("noop"))
+        else:
+            frame.collect()
+    except Exception as error:
+        shown.append(f"spoiled: {error}")
+
 # A service credential, by its name.
 named = {"endpointUrl": endpoint, "serviceCredential": "team"}
 rows.write.format(name).mode("append").options(**named).save("s3://bucket/team")
@@ -500,6 +512,9 @@ def test_keys_given_as_options_are_used_and_shown_nowhere(ran: Ran) -> None:
     assert len(plans) >= 6, "explained, and in the SQL tab"
     assert any('"sources"' in each for each in shown), "the progress of the query"
     assert any(each.startswith("refused: ") and "no-such-bucket" in each for each in shown)
+    spoiled = [each for each in shown if each.startswith("spoiled: ")]
+    assert len(spoiled) == 2
+    assert all("option sessionToken ends with a newline: strip it" in each for each in spoiled)
     assert any("SparkListenerSQLExecutionStart" in each for each in ran.left)
     assert len(ran.executors) == 2
     for each in ran.executors:
