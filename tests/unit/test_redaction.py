@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import google.auth.credentials
 import pytest
+import requests
 import urllib3.connection
 
 from buffer_sink.options import SinkOptions
@@ -594,6 +595,39 @@ def test_no_log_line_shows_the_keys_of_a_role(
     assert {each.headers["x-amz-security-token"] for each in server.asked} == {TOKEN}
 
 
+@pytest.mark.parametrize("end", ["", "&#10;"])
+def test_web_identity_shows_no_token_and_refuses_keys_that_no_header_carries(
+    end: str,
+    server: ScriptedServer,
+    logs: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    without_environment(monkeypatch)
+    identity = "eyJhbGciOiJSUzI1NiIsImtpZCI6Ij.R7yUk1sQ2vNZq"
+    (tmp_path / "token").write_text(identity)
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/x")
+    granted = (
+        "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>"
+        f"<AccessKeyId>{KEY_ID}</AccessKeyId><SecretAccessKey>{SECRET}</SecretAccessKey>"
+        f"<SessionToken>{TOKEN}{end}</SessionToken><Expiration>2999-01-01T00:00:00Z</Expiration>"
+        "</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+    )
+    sts = ScriptedServer(Reply(200, granted.encode()))
+    server.replies = [Reply(200, b"x", {"etag": '"1"'})]
+    with sts.running() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
+        if end:
+            check_refused(s3_at(server), logs, "session token of the AWS credentials (found by ass")
+            assert server.asked == []
+        else:
+            check_quiet(s3_at(server), logs)
+            assert server.asked[0].headers["x-amz-security-token"] == TOKEN
+    assert identity.encode() in sts.asked[0].body
+    check_hidden(logs.text, identity)
+
+
 def test_no_log_line_shows_the_keys_of_an_instance(
     server: ScriptedServer, logs: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -625,6 +659,56 @@ def test_no_log_line_or_error_of_azure_shows_a_sound_credential(
         monkeypatch.setenv(name, AZURE_ENV[name])
     check_quiet(AzureStore("container", "", options, runtime=ManualRuntime()), logs)
     assert len(server.asked) > 4
+
+
+TOKEN_REPLIES = pytest.mark.parametrize(
+    "reply", [Reply(200, b"{}"), Reply(403, f"<html>{TOKEN}</html>".encode()), Reply(0)]
+)
+
+
+@TOKEN_REPLIES
+def test_no_log_line_or_error_of_gcs_shows_a_sound_token(
+    reply: Reply,
+    server: ScriptedServer,
+    logs: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send = urllib3.PoolManager.urlopen
+
+    def without_tls(self: Any, method: str, url: str, **how: Any) -> Any:
+        return send(self, method, url.replace("https:", "http:"), **how)
+
+    monkeypatch.setattr(urllib3.PoolManager, "urlopen", without_tls)
+    monkeypatch.setattr(GoogleTokens, "refresh", lambda self, _: setattr(self, "token", TOKEN))
+    notebook_credential(monkeypatch, GoogleTokens())
+    server.replies = [reply]
+    https = server.url.replace("http:", "https:")
+    options = StoreOptions(service_credential="t", endpoint_url=https)
+    check_quiet(GcsStore("b", options=options, runtime=ManualRuntime()), logs)
+    assert {each.headers["authorization"] for each in server.asked} == {f"Bearer {TOKEN}"}
+
+
+@TOKEN_REPLIES
+def test_no_log_line_or_error_of_azure_shows_a_sound_token(
+    reply: Reply,
+    server: ScriptedServer,
+    logs: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send = requests.adapters.HTTPAdapter.send
+
+    def without_tls(self: Any, request: Any, **how: Any) -> Any:
+        request.url = request.url.replace("https:", "http:")
+        return send(self, request, **how)
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", without_tls)
+    found = SimpleNamespace(token=TOKEN, expires_on=1 << 40)
+    notebook_credential(monkeypatch, SimpleNamespace(get_token=lambda *_, **__: found))
+    server.replies = [reply]
+    https = server.url.replace("http:", "https:")
+    options = StoreOptions(service_credential="t", endpoint_url=f"{https}/testing")
+    check_quiet(AzureStore("container", options=options, runtime=ManualRuntime()), logs)
+    assert {each.headers["authorization"] for each in server.asked} == {f"Bearer {TOKEN}"}
 
 
 def test_the_command_line_shows_no_credential_at_any_level(

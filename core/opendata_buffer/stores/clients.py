@@ -175,7 +175,7 @@ _LOGGERS = (
 
 _IN_LOGS = re.compile(
     # A header in a dictionary, in a canonical request or in its own line.
-    r"((?:x-amz-security-token|x-aws-ec2-metadata-token|authorization)['\"]?\s*[:=]\s*)"
+    r"((?:x-amz-security-token|x-amz-sso_bearer_token|x-aws-ec2-metadata-token|authorization)['\"]?\s*[:=]\s*)"
     r"(?:b?'(?:[^'\\]|\\.)*'|b?\"(?:[^\"\\]|\\.)*\"|[^\r\n]+)"
     # An answer with new credentials, as XML or JSON, and the signature in a URL.
     r"|(<(?:SecretAccessKey|SessionToken|AccessKeyId)>)[^<]+"

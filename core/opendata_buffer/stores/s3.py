@@ -33,7 +33,7 @@ from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions, redacted
+from opendata_buffer.config import StoreOptions, redacted, remember_secret
 from opendata_buffer.errors import (
     ObjectNotFound,
     PermanentStorageError,
@@ -346,6 +346,8 @@ def session_of(options: StoreOptions) -> boto3.session.Session:
             region_name=options.region,
         )
     session.events.register("before-sign", CheckKeys())
+    for service in ("sts", "sso"):
+        session.events.register(f"before-parameter-build.{service}", _hide_tokens)
     if options.role_arn is None:
         return session
     assumed = botocore.session.Session(profile=options.profile)
@@ -353,6 +355,13 @@ def session_of(options: StoreOptions) -> boto3.session.Session:
     assumed.get_component("credential_provider").providers.insert(0, _Role(session, options))
     assumed.register("before-sign", CheckKeys())
     return boto3.session.Session(botocore_session=assumed, region_name=session.region_name)
+
+
+def _hide_tokens(params: dict[str, Any], **_: object) -> None:
+    """Hide the token that keys are asked for with, before boto3 logs the request."""
+    for name in ("WebIdentityToken", "accessToken"):
+        if isinstance(token := params.get(name), str):
+            remember_secret(token)
 
 
 class CheckKeys:
