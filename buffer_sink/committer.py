@@ -28,8 +28,14 @@ from opendata_buffer.formats.batch import (
 )
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid, new_producer_id
+from opendata_buffer.option_reader import in_options
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import claim_for_writing, queue_hint
+from opendata_buffer.queue.ownership import (
+    check_manifest_path,
+    check_owner,
+    claim_for_writing,
+    queue_hint,
+)
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Moment, Runtime, in_parallel
 from opendata_buffer.stores.base import List, Store
@@ -132,6 +138,21 @@ class Group:
     def locations(self) -> tuple[str, ...]:
         """Keys of the uploads."""
         return tuple(upload.location for upload in self.uploads)
+
+
+@in_options()
+def claim(options: SinkOptions, store: Store, runtime: Runtime) -> None:
+    """Claim the queue of a write before its first upload, unless it has an owner marker.
+
+    Uploads without a marker would pass for another client's batches (failure F51).
+
+    Raises:
+        InvalidInput: As :func:`.claim_for_writing`, or the manifest is not a topic's.
+    """
+    queue = options.queue
+    check_manifest_path(store, queue)
+    if check_owner(store, queue, runtime=runtime) is None:
+        claim_for_writing(store, queue, runtime=runtime, grace_ms=options.grace_ms)
 
 
 class UploadAges:
@@ -246,14 +267,19 @@ class UploadCommitter:
         for queue in self._queues.values():
             queue.disconnect()
 
-    def _queue(self, config: QueueConfig) -> Queue:
+    def _queue(self, config: QueueConfig, uploaded: Collection[str] = ()) -> Queue:
         # First use in this process: refused are a store without compare-and-swap (failure F12), a
         # prefix of another queue, whose collector would delete our batches (failure F7), and a
         # manifest that was lost or restored from an old copy (failure F4).
         if config.manifest_path not in self._queues:
-            claim = claim_for_writing(
-                self._store, config, runtime=self._runtime, grace_ms=self._grace_ms
-            )
+            with in_options():
+                claim = claim_for_writing(
+                    self._store,
+                    config,
+                    runtime=self._runtime,
+                    grace_ms=self._grace_ms,
+                    uploaded=uploaded,
+                )
             self._ages.known_ms.add(claim.grace_ms)
             # The append checks ages once and may then race until its deadline: both together have
             # to stay below the grace period, or the collector wins (failure F5).
@@ -435,7 +461,7 @@ class QueueCommitter(UploadCommitter):
             self._close_after(group)
 
     def _append_once(self, group: Group, transaction: Transaction) -> bool:
-        queue = self._queue(self._config)
+        queue = self._queue(self._config, frozenset(group.locations))
         record = self._claim_record(transaction.app, group.query)
         committed = record.last_seen
         entries = group.entries
@@ -501,7 +527,7 @@ class QueueCommitter(UploadCommitter):
     def _append(
         self, group: Group, entries: list[NewEntry], stop: Callable[[Manifest], Decision | None]
     ) -> int | Decision:
-        queue = self._queue(self._config)
+        queue = self._queue(self._config, frozenset(group.locations))
 
         def objects_missing(sequence: int) -> errors.CommitStateUnknown:
             end = sequence + len(entries)

@@ -9,7 +9,12 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression, Transaction
-from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
+from opendata_buffer.option_reader import (
+    STORAGE_OPTIONS,
+    OptionReader,
+    names_one_queue,
+    storage_settings,
+)
 from opendata_buffer.stores.open import open_store
 
 # Spark hands a streaming sink the options of the whole query, its own among them.
@@ -50,7 +55,7 @@ class SinkOptions:
     # Of a write, from its plan to its commit; batches are named so far ahead (decision 0012).
     max_write_duration_ms: int = 21_600_000
     partitioner: str | None = None  # None for ``random``
-    one_queue: bool = False  # whether a data prefix is named
+    one_queue: bool = False  # whether a data prefix or a manifest is named
 
     def __post_init__(self) -> None:
         if self.app is not None:
@@ -95,11 +100,11 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     queue = storage_settings(reader)
     is_given = reader.text("partitioner") is not None
     partitioner = reader.choice("partitioner", PARTITIONERS, "random") if is_given else None
-    one_queue = reader.text("dataPathPrefix") is not None
+    one_queue = names_one_queue(reader)
     if one_queue and partitioner is not None:
         raise InvalidInput(
-            f"option partitioner is {partitioner!r}, but dataPathPrefix names one queue: a "
-            "partitioner divides rows among the partitions of a topic. Leave out one of "
+            f"option partitioner is {partitioner!r}, but dataPathPrefix or manifestPath names one "
+            "queue: a partitioner divides rows among the partitions of a topic. Leave out one of "
             "them."
         )
     open_store(queue.store, queue.store_options)  # a URL that is none fails here, not in a task

@@ -21,7 +21,14 @@ from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.datasource import WriterCommitMessage
 
-from buffer_sink.committer import Group, QueueCommitter, TopicCommitter, TopicWrite, UploadedBatch
+from buffer_sink.committer import (
+    Group,
+    QueueCommitter,
+    TopicCommitter,
+    TopicWrite,
+    UploadedBatch,
+    claim,
+)
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import (
     Block,
@@ -35,7 +42,7 @@ from buffer_sink.rows import (
     coalesced,
 )
 from opendata_buffer import metrics
-from opendata_buffer.config import StoreOptions
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_pieces
 from opendata_buffer.formats.manifest import Metadata
@@ -406,7 +413,7 @@ def join_blocks(smalls: Sequence[SmallBatch]) -> Block:
 
 _RUNTIME = SystemRuntime()
 
-QUEUE_KNOWN_S = 60.0  # for which a store in which no topic was found is not asked for one again
+QUEUE_KNOWN_S = 60.0  # for which a queue that was claimed is not claimed again, nor looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,21 +447,23 @@ class WritePlan:
     def locate(self) -> WritePlan:
         """The plan of one attempt, to the topic or the queue that the store holds.
 
-        Costs one small read, unless the options name one queue, or this process found no topic in
-        the store within a minute: none can be made beside a queue.
+        Claims the queue, before the first upload of a task: batches that are there without a claim
+        would be taken for another queue's (failure F51). Costs two small reads, or one where the
+        options name one queue, and none while this process did the same within a minute.
 
         Raises:
-            InvalidInput: A column or the partitioner is missing, or cannot be used here.
+            InvalidInput: A column or the partitioner is missing, or cannot be used here; or the
+                queue must not be created, as :func:`.claim_for_writing`.
             CorruptData, StorageError: The topic's description cannot be read.
         """
         if self.located:
             return self
         options = self.options
-        store, now = (options.queue.store, options.queue.store_options), _RUNTIME.monotonic()
-        is_queue = options.one_queue or now < _queues_until.get(store, now)
+        queue, now = options.queue, _RUNTIME.monotonic()
+        is_known = now < _queues_until.get(queue, now)
         found = None
-        if not is_queue:
-            found = Topic.find(options.queue, store=open_store(*store), runtime=_RUNTIME)
+        if not (options.one_queue or is_known):
+            found = Topic.find(queue, store=_store_of(options), runtime=_RUNTIME)
         if found is not None:
             check_topic(self.columns, options.partitioner)
             topic = TopicWrite.planned(found.description, _RUNTIME)
@@ -468,8 +477,9 @@ class WritePlan:
                 f"with 'opendata-buffer topic create {words} --partitions 4', or leave out the "
                 "option"
             )
-        if not is_queue:
-            _queues_until[store] = now + QUEUE_KNOWN_S
+        if not is_known:
+            claim(options, _store_of(options), _RUNTIME)
+            _queues_until[queue] = now + QUEUE_KNOWN_S
         return replace(self, located=True)
 
     def upload(
@@ -625,7 +635,7 @@ def _store_of(options: SinkOptions) -> Store:
     return open_store(options.queue.store, options.queue.store_options)
 
 
-_queues_until: dict[tuple[str, StoreOptions], float] = {}
+_queues_until: dict[QueueConfig, float] = {}
 _committers: dict[tuple[SinkOptions, bool], QueueCommitter | TopicCommitter] = {}
 _MOST_COMMITTERS = 8
 
@@ -643,5 +653,6 @@ def _committer(options: SinkOptions, is_of_topic: bool) -> QueueCommitter | Topi
 
 
 def _forget_committers() -> None:
+    _queues_until.clear()  # The next write claims its queue again, before it uploads.
     while _committers:
         _committers.popitem()[1].disconnect()

@@ -22,7 +22,12 @@ from opendata_buffer.config import (
     check_reader_name,
 )
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
-from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
+from opendata_buffer.option_reader import (
+    STORAGE_OPTIONS,
+    OptionReader,
+    names_one_queue,
+    storage_settings,
+)
 from opendata_buffer.queue.cas import is_number
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
@@ -90,7 +95,7 @@ class SourceOptions:
     """
 
     queue: QueueConfig
-    one_queue: bool = True  # named by dataPathPrefix; else it may be a topic
+    one_queue: bool = True  # named by dataPathPrefix or manifestPath; else it may be a topic
     starting_offsets: Offsets = EARLIEST
     starting_timestamp_ms: int | None = None
     ending_offsets: Offsets | None = None  # the first that is not read; None is latest
@@ -120,7 +125,7 @@ class SourceOptions:
             check_reader_name(reader)
         return cls(
             queue=queue,
-            one_queue=read.text("dataPathPrefix") is not None,
+            one_queue=names_one_queue(read),
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
             starting_timestamp_ms=_timestamp(read, "startingTimestamp", "startingOffsets"),
             ending_offsets=_position(read, "endingOffsets", None),

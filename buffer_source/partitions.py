@@ -19,14 +19,17 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.batch import location_timestamp_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.option_reader import in_options
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import (
     QueueClaim,
+    check_manifest_path,
     check_owner,
     claim_for_writing,
     missing_topic_hint,
     queue_hint,
 )
+from opendata_buffer.queue.unaccounted import refusal
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import REFRESH_S, Topic
@@ -179,7 +182,10 @@ class SourcePartitions:
     def topic(self) -> Topic | None:
         """The topic, if the source reads one; one small read when it is asked first."""
         if not self._is_known:
-            if not self._options.one_queue:
+            if self._options.one_queue:
+                with in_options():
+                    check_manifest_path(self._store, self._options.queue)
+            else:
                 self._topic = Topic.find(
                     self._options.queue, store=self._store, runtime=self._runtime
                 )
@@ -274,6 +280,7 @@ def read_only(options: SourceOptions, store: Store, runtime: Runtime) -> ReadOnl
     )
 
 
+@in_options()
 def check_start(options: SourceOptions, store: Store, runtime: Runtime) -> None:
     """Refuse a new query that would acknowledge unread batches, before it fences a consumer."""
     if options.acknowledge and not options.starts_at_oldest:
@@ -316,6 +323,7 @@ def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, u
     return max(first, begin)
 
 
+@in_options()
 def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | LogView | None:
     """The queue's manifest, or all that a log keeps; None for a partition never written to.
 
@@ -334,9 +342,12 @@ def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest 
 def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidInput:
     if lost := missing_topic_hint(store):
         return InvalidInput(lost)
+    hint = queue_hint(store.url, options.queue)
+    if error := refusal(store, options.queue, None, hint):
+        return error
     return InvalidInput(
         f"there is no queue with manifest {options.queue.manifest_path!r} in {store.url}: check "
-        f"the path and the option dataPathPrefix{advice}"
+        f"the path and the options dataPathPrefix and manifestPath{advice}"
     )
 
 
@@ -375,6 +386,7 @@ def _utc(ms: int) -> str:
         return f"{ms} ms"  # no year that datetime has: times of other writers may be anything
 
 
+@in_options()
 def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None:
     """Refuse a path that no queue was ever made at; a manifest that was lost is not this."""
     if read_only(options, store, runtime).find() is not None:
@@ -385,6 +397,7 @@ def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None
         raise _no_queue(options, store, f". {advice}, set the option createIfMissing to true")
 
 
+@in_options()
 def claimed(options: SourceOptions, store: Store, runtime: Runtime) -> QueueClaim | None:
     """The queue's claim. With ``acknowledge`` it is made where there is none."""
     config, grace_ms = options.consumer, options.gc.grace_period_ms

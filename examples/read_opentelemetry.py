@@ -1,7 +1,9 @@
 """What OpenData's exporter wrote for the OpenTelemetry Collector, as rows of metrics and logs.
 
     pip install opentelemetry-proto
-    python examples/read_opentelemetry.py s3://bucket/otel/metrics
+    python examples/read_opentelemetry.py s3://my-otel-bucket ingest/otel/metrics
+
+The folder is the one that holds the exporter's ``data_path_prefix`` and ``manifest_path``.
 
 Each record is one export, as OTLP in Protocol Buffers. Executors need ``opentelemetry-proto`` too.
 Spans are read in the same way: ``trace_pb2.TracesData`` with its ``resource_spans``,
@@ -74,13 +76,19 @@ def logs(queue: DataFrame) -> DataFrame:
     return exports.select(explode(log_records_of("value")).alias("log")).select("log.*")
 
 
-def main(spark: SparkSession, store: str) -> None:
-    """Print the metrics that are queued."""
-    queue = spark.read.format("opendata-buffer").schema(COLUMNS).load(store)
+def main(spark: SparkSession, store: str, folder: str) -> None:
+    """Print the metrics that are queued in the exporter's folder."""
+    queue = (
+        spark.read.format("opendata-buffer")
+        .option("dataPathPrefix", f"{folder}/data")
+        .option("manifestPath", f"{folder}/manifest")
+        .schema(COLUMNS)
+        .load(store)
+    )
     metrics(queue).show(truncate=False)
 
 
 if __name__ == "__main__":
     from pyspark.sql import SparkSession
 
-    main(SparkSession.builder.getOrCreate(), sys.argv[1])
+    main(SparkSession.builder.getOrCreate(), *sys.argv[1:])

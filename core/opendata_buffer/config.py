@@ -21,6 +21,14 @@ from opendata_buffer.formats.batch import MAX_PREFIX_BYTES, Compression, check_k
 from opendata_buffer.runtime import Retries, Runtime
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
+DEFAULT_MANIFEST_PATH = "ingest/manifest"
+"""Where clients of OpenData RFC 0001 keep the manifest, whatever their data prefix is. Here it is
+``<data_path_prefix>/manifest``."""
+
+PARTITION_NAME = re.compile(r"p-(?P<number>[0-9]{5})(?:-(?P<letters>[0-9a-z]{4}))?")
+"""Names of partitions, which are their data prefixes below the topic's root. Topics that were
+created before names had letters after the number go on without them."""
+
 DEFAULT_GRACE_PERIOD_MS = 600_000
 _MOST_MS = 10**12  # thirty years. A wait of some three hundred years overflows in ``threading``
 

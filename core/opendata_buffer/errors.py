@@ -85,7 +85,8 @@ class PrefixConflict(InvalidInput):
         super().__init__(
             f"data prefix {data_path_prefix!r} belongs to the queue with manifest {owner!r}, "
             f"and this queue has manifest {manifest_path!r}: its garbage collector would delete "
-            f"the other queue's batches. Give this queue a data_path_prefix of its own.{fix}"
+            f"the other queue's batches. To use that queue, give manifest_path={owner!r}. To make "
+            f"another queue, give it a data_path_prefix of its own.{fix}"
         )
         self.data_path_prefix = data_path_prefix
         self.manifest_path = manifest_path

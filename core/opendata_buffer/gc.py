@@ -20,6 +20,7 @@ from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.queue.log import (
     REMEMBERED,
@@ -316,6 +317,9 @@ class GarbageCollector:
         self._queued: tuple[Manifest, Queued] | None = None
         self._log = Log(store, config, self._runtime)
         self._view: LogView | None = None  # by which this cycle has raised the floor
+        self._others = unaccounted.OtherManifests(store, config)
+        self._looked_for_others = False  # whether this cycle has read them
+        self._other: str | None = None  # one that names batches in the data prefix
         self._full_since_ms: int | None = None  # since when the batches suffice for the retention
 
     @checked
@@ -359,7 +363,7 @@ class GarbageCollector:
     def _pages(self, dry_run: bool) -> Iterator[GcReport]:
         claim_now = check_owner if dry_run else claim_queue
         start = "" if dry_run else self._cursor.load()
-        size, self._view = 0, None
+        size, self._view, self._looked_for_others = 0, None, False
         minutes = Counter[int]()  # bytes by the minute in which a batch was written
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
@@ -448,6 +452,10 @@ class GarbageCollector:
         markers = unlisted_markers(made, page, start_after, prefix)
         nested = [each.removesuffix(OWNER_NAME) for each in markers if exists(self._store, each)]
         made = without_nested(made, nested)
+        if (held := self._unaccounted(manifest, made)) is not None:
+            log.warning("nothing collected below %s: %s", self._prefix, held)
+            metrics.gc_cycles_held.add(1)
+            return GcReport(replace(made, delete=(), held=held))
         return GcReport(made) if dry_run else self._delete(made, read_at)
 
     def _hold_reason(
@@ -476,6 +484,20 @@ class GarbageCollector:
                 f"skip the batch with 'opendata-buffer skip {words} {oldest.sequence}'."
             )
         return None
+
+    def _unaccounted(self, manifest: Manifest, made: GcPlan) -> str | None:
+        """Return why the planned objects may be another queue's, or None (failure F51).
+
+        Only the first page of a cycle on which something is to be deleted costs requests.
+        """
+        if not made.delete:
+            return None
+        if not self._looked_for_others:
+            # After the listing: a batch that was on the page is in its manifest by now.
+            self._other, self._looked_for_others = self._others.naming(), True
+        keys = (each.key for each in made.delete)
+        batches = unaccounted.Batches.among(keys, self._prefix)
+        return unaccounted.hold_reason(self._config, manifest, batches, self._other)
 
     def _moved(self, index: LogIndex, manifest: Manifest, claim: QueueClaim | None) -> LogIndex:
         """The index after the oldest entries of a long manifest have moved into segments."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from configparser import ConfigParser
+from contextlib import contextmanager
 from typing import Any
 
 from opendata_buffer.config import (
@@ -32,7 +34,7 @@ _STORE_TEXTS = {
 
 _SECRETS = ("accessKeyId", "secretAccessKey", "sessionToken")
 
-STORAGE_OPTIONS = ("path", "dataPathPrefix", "gcGracePeriodMs", *_STORE_TEXTS)
+STORAGE_OPTIONS = ("path", "dataPathPrefix", "manifestPath", "gcGracePeriodMs", *_STORE_TEXTS)
 """Names of the options that source and sink share."""
 
 _FIXED = "it has a fixed value: leave it out"
@@ -64,7 +66,6 @@ INSTEAD = {
     "maxFilesPerTrigger": "use maxBatchesPerTrigger",
     "databricks.serviceCredential": "use serviceCredential",
     "parallelism": "use minPartitions, or pyspark_opendata_buffer.register(spark)",
-    "manifestPath": "it is <dataPathPrefix>/manifest: leave it out",
     "profile": "set AWS_PROFILE where driver and executors run",
     "sessionName": "the session of a role is called opendata-buffer",
     "anonymous": "give keys or a role; in Python StoreOptions(anonymous=True) reads a bucket",
@@ -166,6 +167,45 @@ class OptionReader:
         raise InvalidInput(f"option {name} is {value!r}: use {' or '.join(choices)}")
 
 
+def names_one_queue(reader: OptionReader) -> bool:
+    """Return whether an option names a single queue, in a store that may hold a topic."""
+    return any(reader.text(name) is not None for name in ("dataPathPrefix", "manifestPath"))
+
+
+_OPTIONS = {
+    "data_path_prefix": "dataPathPrefix",
+    "manifest_path": "manifestPath",
+    "create_if_missing": "createIfMissing",
+}
+
+
+def with_options(message: str) -> str:
+    """Return an error's text with Spark's options in place of the settings that it names.
+
+    ``manifest_path='a'`` becomes ``.option("manifestPath", "a")``, and ``manifest_path`` alone
+    becomes ``the option manifestPath``.
+    """
+    names = "|".join(_OPTIONS)
+    message = re.sub(
+        rf"\b({names})=(?:'([^']*)'|(True))",
+        lambda found: f'.option("{_OPTIONS[found[1]]}", "{found[2] or "true"}")',
+        message,
+    )
+    message = message.replace(") and .option(", ").option(")
+    message = re.sub(rf"\ba ({names}) of its own\b", r"\1 of its own", message)
+    return re.sub(rf"\b({names})\b", lambda found: f"the option {_OPTIONS[found[1]]}", message)
+
+
+@contextmanager
+def in_options() -> Iterator[None]:
+    """Have the errors of a block speak of Spark's options (:func:`with_options`)."""
+    try:
+        yield
+    except InvalidInput as error:
+        error.args = (with_options(str(error)),)
+        raise
+
+
 def storage_settings(reader: OptionReader) -> QueueConfig:
     """Where the queue lives, from the options in :data:`STORAGE_OPTIONS`. A path is made absolute
     here: a Spark executor has another working directory. InvalidInput where there is no store, no
@@ -193,6 +233,7 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
     return QueueConfig(
         store=store,
         data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,
+        manifest_path=reader.text("manifestPath") or "",
         store_options=StoreOptions(
             **{name: reader.text(option) for option, name in _STORE_TEXTS.items()}  # type: ignore[arg-type]
         ),

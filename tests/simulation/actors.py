@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TypeVar
 
-from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
+from buffer_sink.committer import Group, QueueCommitter, UploadedBatch, claim
 from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
@@ -34,6 +34,7 @@ from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.batching import WriteHandle
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Blob
 from tests.simulation.world import MANIFEST, PASSING, PREFIX, Node, World
@@ -201,15 +202,20 @@ class SinkDriver:
         committer = QueueCommitter(node.store, options, node.runtime)
         while not self.done:
             try:
-                self._micro_batch(node, committer, self._committed)
+                self._micro_batch(node, config, committer, self._committed)
             except FAILURES as error:
                 self._world.log(f"{self.name}: {error}")
                 self.refused += "from its plan to its commit" in str(error)
                 committer = QueueCommitter(node.store, options, node.runtime)
             self._world.work(node)
 
-    def _micro_batch(self, node: Node, committer: QueueCommitter, batch: int) -> None:
+    def _micro_batch(
+        self, node: Node, config: ProducerConfig, committer: QueueCommitter, batch: int
+    ) -> None:
         transaction = Transaction(self.name, batch)
+        # As the plan of a write does it, before the tasks upload.
+        options = SinkOptions(queue=config, grace_ms=self._world.grace_ms)
+        claim(options, node.store, node.runtime)
         began, planned = self._world.simulation.now, Moment.now(node.runtime)
         records = [Record(self.name, n) for n in range(self._first(batch), self._first(batch + 1))]
         uploads = []
@@ -243,6 +249,13 @@ class GoProducer(Counting):
 
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life: one run."""
+        # Its first upload without a manifest would keep this library's programs out (failure F51).
+        self._world.patiently(
+            node,
+            lambda: claim_for_writing(
+                node.store, config, runtime=node.runtime, grace_ms=self._world.grace_ms
+            ),
+        )
         run = node.runtime.ulid()
         model, number = self._world.model, 0
         # Those of its names that end with the batch's number and not with ".batch".

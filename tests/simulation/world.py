@@ -267,6 +267,11 @@ class World(Dice):
         self.model.check_delivered()
         self.check_no_leaks()
 
+    @property
+    def grace_ms(self) -> int:
+        """The grace period of the queue, in milliseconds."""
+        return int(self.grace_s * 1000)
+
     def await_drained(self) -> None:
         """Wait until the consumer has taken everything."""
         until = self.simulation.now + DRAIN_S
@@ -290,8 +295,7 @@ class World(Dice):
 
     def producer(self, node: Node, config: ProducerConfig) -> Producer:
         """A producer; where there is no queue yet, its collector is given this world's patience."""
-        grace_ms = int(self.grace_s * 1000)
-        claim_for_writing(node.store, config, runtime=node.runtime, grace_ms=grace_ms)
+        claim_for_writing(node.store, config, runtime=node.runtime, grace_ms=self.grace_ms)
         return Producer(config, store=node.store, runtime=node.runtime)
 
     # Settings.

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter
 
-from opendata_buffer import Producer, ProducerConfig
+from opendata_buffer.stores.open import open_store
 from tests.spark.queues import drain, orders, produce, program, queued, records, written
+from tests.support.exporter import DATA, MANIFEST, export, there
 from tests.unit.broker.local import eventually
 
 if TYPE_CHECKING:
@@ -110,18 +112,44 @@ def test_sql_reads_what_is_queued_through_a_temporary_view(spark: SparkSession, 
     assert queued(store) == [0, 1]
 
 
-def test_opentelemetry_s_records_become_rows(spark: SparkSession, store: str) -> None:
+def exporters_of(page: str) -> dict[str, dict[str, str]]:
+    """The settings of the exporters in a page's YAML, by the exporter's name."""
+    settings: dict[str, dict[str, str]] = {}
+    for line in block(page, "yaml").splitlines():
+        name, _, value = line.strip().partition(":")
+        if name.startswith("opendata/"):
+            settings[name] = {}
+        elif settings:
+            settings[[*settings][-1]][name] = value.strip()
+    return settings
+
+
+def test_opentelemetry_s_records_become_rows(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
     pytest.importorskip("opentelemetry.proto.metrics.v1.metrics_pb2")
     made = json.loads((DOCS.parent / "tests" / "golden" / "otel.json").read_text())
-    with Producer(ProducerConfig(store=store)) as producer:
-        for signal, name in enumerate(("metrics", "logs", "traces"), 1):
-            producer.produce([bytes.fromhex(made[name])], metadata=bytes([1, signal, 1, 0]))
-    code = block("how-to/opentelemetry.md", "python").replace("s3://bucket/otel/metrics", store)
+    exporter = exporters_of("how-to/opentelemetry.md")["opendata/metrics"]
+    data, manifest = exporter["data_path_prefix"], exporter["manifest_path"]
+    signals = ("metrics", "logs", "traces")
+    batches = export(
+        open_store(store),
+        *(bytes.fromhex(made[name]) for name in signals),
+        data=data,
+        manifest=manifest,
+        metadata=[bytes([1, signal, 1, 0]) for signal in (1, 2, 3)],
+    )
+    code = block("how-to/opentelemetry.md", "python").replace("s3://my-otel-bucket", store)
     names: dict[str, Any] = {"spark": spark}
     exec(code.replace("readStream", "read"), names)
     assert names["metrics"].count() == 1
     example = runpy.run_path(str(DOCS.parent / "examples" / "read_opentelemetry.py"))
-    queue = spark.read.format("opendata-buffer").schema(example["COLUMNS"]).load(store)
+    queue = (
+        spark.read.format("opendata-buffer")
+        .options(dataPathPrefix=data, manifestPath=manifest)
+        .schema(example["COLUMNS"])
+        .load(store)
+    )
     rows = example["metrics"](queue).select("service", "name", "value").collect()
     assert [tuple(row) for row in rows] == [("shop", "orders", 42.0), ("shop", "temperature", -1.5)]
     assert example["logs"](queue).first()["body"] == "basket is empty, grüße"
@@ -129,6 +157,43 @@ def test_opentelemetry_s_records_become_rows(spark: SparkSession, store: str) ->
 
     (resource,) = TracesData.FromString(bytes.fromhex(made["traces"])).resource_spans
     assert [each.name for each in resource.scope_spans[0].spans] == ["checkout"]
+
+    # The stream of the page, which takes the exporter's batches from its own queue.
+    exec(code, names)
+    query = (
+        names["metrics"]
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "metrics"))
+    )
+    assert query.awaitTermination(120)
+    assert query.exception() is None
+    read = spark.read.parquet(str(tmp_path / "metrics")).collect()
+    assert [bytes(row.value).hex() for row in read] == [made["metrics"]]
+    assert there(open_store(store), data)[:3] == batches
+    assert Path(store, data, "_owner.json").exists()
+    assert not Path(store, data, "manifest").exists()
+
+
+def test_f51_a_stream_that_knows_only_the_exporter_s_prefix_is_told_its_manifest(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    batches = export(open_store(store), b"a", b"b", b"c")
+    query = (
+        spark.readStream.format("opendata-buffer")
+        .options(dataPathPrefix=DATA, createIfMissing="true")
+        .load(store)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination(120)
+    assert f'.option("manifestPath", "{MANIFEST}")' in str(caught.value)
+    assert "createIfMissing" not in str(caught.value)
+    assert there(open_store(store)) == batches
 
 
 def test_the_tutorial_s_second_half_runs(

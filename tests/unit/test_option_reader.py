@@ -93,7 +93,7 @@ def test_every_storage_option_has_its_setting() -> None:
     assert storage_settings(reader(path="s3://bucket")) == QueueConfig(store="s3://bucket")
     role = "arn:aws:iam::1:role/r"
     options = reader(
-        path="s3://bucket/root", dataPathPrefix="a", endpointUrl="http://host",
+        path="s3://bucket/root", dataPathPrefix="a", manifestPath="m", endpointUrl="http://host",
         region="r", roleArn=role, externalId="e", accessKeyId="k",
         secretAccessKey="secret", sessionToken="c",
     )  # fmt: skip
@@ -101,6 +101,7 @@ def test_every_storage_option_has_its_setting() -> None:
     assert queue == QueueConfig(
         store="s3://bucket/root",
         data_path_prefix="a",
+        manifest_path="m",
         store_options=StoreOptions(
             endpoint_url="http://host", region="r", role_arn=role, external_id="e",
             access_key_id="k", secret_access_key="secret", session_token="c",
@@ -148,7 +149,7 @@ def test_a_name_from_kafka_or_an_earlier_release_says_what_takes_its_place(
 
 def test_no_name_is_both_an_option_and_replaced_by_one() -> None:
     options = {*SOURCE_OPTIONS, *SINK_OPTIONS}
-    assert len(options) <= 35
+    assert len(options) <= 36
     assert not options & {*INSTEAD}
     assert {
         use for text in INSTEAD.values() for use in re.findall(r"^use (\w+)(?=$|,)", text)

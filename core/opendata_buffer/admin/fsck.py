@@ -11,7 +11,13 @@ from enum import StrEnum
 import pyarrow.compute as pc
 
 from opendata_buffer import errors
-from opendata_buffer.admin.rebuild import RebuildPlan, compare, rebuild, rebuild_index
+from opendata_buffer.admin.rebuild import (
+    RebuildPlan,
+    check_accounted,
+    compare,
+    rebuild,
+    rebuild_index,
+)
 from opendata_buffer.admin.status import read_claims
 from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.admin.trim import skip_batch
@@ -155,6 +161,7 @@ def check_queue(queue: Target) -> Report:
         raise conflict
     # Without manifest, marker and batches there never was a queue: reader.manifest() raises that.
     if plan.fault is not None and (raw is not None or seen is not None or plan.found):
+        check_accounted(queue)
         _add_manifest_fault(report, plan, queue)
         return report
     manifest = reader.manifest()

@@ -50,6 +50,7 @@ from opendata_buffer.queue.readers import (
     readers_folder,
     write_consumer_info,
 )
+from opendata_buffer.queue.unaccounted import OtherManifests
 from opendata_buffer.stores.base import Listing, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
@@ -402,13 +403,24 @@ def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, Rebu
     return raw, plan_rebuild(raw, listing, seen, *segments, config=config, grace_ms=grace_ms)
 
 
+def check_accounted(queue: Target) -> None:
+    """Raise PrefixConflict where another manifest names batches in the data prefix (failure F51).
+
+    A manifest that is made from the objects there would queue those batches a second time.
+    """
+    other = OtherManifests(queue.store, queue.config).naming()
+    if other is not None:
+        raise errors.PrefixConflict(queue.prefix, queue.config.manifest_path, other)
+
+
 def rebuild(queue: Target) -> str | None:
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
     be enqueued twice. Returns where the old manifest's bytes were saved; None when nothing was.
-    InvalidInput without a queue; Conflict where the manifest was written meanwhile;
-    TransientStorageError where the outcome is not known: call it again.
+    InvalidInput without a queue, PrefixConflict where another manifest names batches in the prefix;
+    Conflict where the manifest was written meanwhile; TransientStorageError where the outcome is
+    not known: call it again.
     """
     store, config, runtime = queue.store, queue.config, queue.runtime
     claim = queue.owner()
@@ -417,6 +429,7 @@ def rebuild(queue: Target) -> str | None:
         raise no_such_queue(store, config)
     if plan.fault is None:
         return None
+    check_accounted(queue)
     store.check_conditional_writes(config.manifest_path)
     saved = None
     if raw is not None:

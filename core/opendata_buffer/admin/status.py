@@ -18,7 +18,7 @@ from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, o
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRecord, Lease
 from opendata_buffer.broker.protocol import ProtocolError
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer, parse_location
 from opendata_buffer.formats.manifest import Manifest
@@ -30,6 +30,7 @@ from opendata_buffer.queue.missing import Missing, find_missing
 from opendata_buffer.queue.ownership import QueueClaim, queue_hint, reset_command, topic_hint
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.queue.readers import ConsumerInfo, read_consumer_info
+from opendata_buffer.queue.unaccounted import Batches, OtherManifests, hold_reason
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Blob, Listing, Store
 from opendata_buffer.topic.description import Partition, State
@@ -228,6 +229,8 @@ def read_status(
         view = replace(view, missing=((missing.first, missing.end),))
     found = summarise(before, after, listing, store.url, config, runtime.now_ms(), view)
     notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
+    if held := _unaccounted(queue, after, view, listing, grace_ms):
+        notes.append(held)
     sizes = {each.key: each.size for each in listing.objects}
     log_status, records = None, dict[str, Any]()
     if view is not None:
@@ -281,6 +284,29 @@ def read_status(
         notes=tuple(notes),
         refused=refused,
     )
+
+
+def _unaccounted(
+    queue: Target,
+    manifest: Manifest,
+    log: LogView | None,
+    listing: Listing,
+    grace_ms: int | None,
+) -> str | None:
+    """Return why the collector deletes nothing: another queue's batches may be there; or None."""
+    last_ms = queue.runtime.now_ms() - (grace_ms or DEFAULT_GRACE_PERIOD_MS)
+    named = frozenset(manifest.locations()) if log is None else frozenset[str]()
+    old = (
+        found.key
+        for found in listing.objects
+        if found.last_modified_ms < last_ms and found.key not in named
+    )
+    batches = Batches.among(old, queue.prefix, more=listing.truncated)
+    other = OtherManifests(queue.store, queue.config).naming()
+    if log is not None and other is None:
+        return None  # Segments name what the manifest does not.
+    held = hold_reason(queue.config, manifest, batches, other)
+    return held and f"the garbage collector deletes nothing: {held}"
 
 
 def summarise(

@@ -360,7 +360,7 @@ def gc(
         done = f"would delete {total}" if dry_run else f"deleted {report.deleted:,} of {total}"
         click.echo(f"{done}; queued: {plan.referenced:,}, too young: {plan.waiting:,}")
         if plan.held:
-            click.echo(f"nothing was deleted: {plan.held}")
+            click.echo(f"nothing was deleted: {options.with_flags(plan.held)}")
     if report.failed:
         first = report.failed[0]
         raise Failure(

@@ -27,17 +27,22 @@ from __future__ import annotations
 import json
 import logging
 import posixpath
-import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from opendata_buffer import errors, outcomes
-from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, DEFAULT_GRACE_PERIOD_MS, QueueConfig
+from opendata_buffer.config import (
+    DEFAULT_DATA_PATH_PREFIX,
+    DEFAULT_GRACE_PERIOD_MS,
+    PARTITION_NAME,
+    QueueConfig,
+)
 from opendata_buffer.formats.batch import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
+from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Get, Store, read_bytes
@@ -50,10 +55,6 @@ _OWNER = Sidecar("the owner marker", "If one queue alone uses this data prefix, 
 
 TOPIC_KEY = "_topic.json"
 """The description of a topic, below its root."""
-
-PARTITION_NAME = re.compile(r"p-(?P<number>[0-9]{5})(?:-(?P<letters>[0-9a-z]{4}))?")
-"""Names of partitions, which are their data prefixes below the topic's root. Topics that were
-created before names had letters behind the number go on without them."""
 
 IS_LOG = "log"
 """The field of the marker that says that the queue is a log; it never changes back."""
@@ -274,16 +275,19 @@ def claim_for_writing(
     missing: Callable[[], errors.InvalidInput] | None = None,
     grace_ms: int | None = None,
     recreate: bool = False,
+    uploaded: Collection[str] = (),
 ) -> QueueClaim:
     """Claim a queue before the first write to it; may be repeated.
 
     ``grace_ms`` is the grace period of a queue that has none yet. Where there is neither manifest
-    nor marker it raises what ``missing`` returns; None creates the queue.
+    nor marker it raises what ``missing`` returns; None creates the queue. ``uploaded`` are batches
+    that the caller has put there itself.
 
     Raises ``UnsafeStore`` where the store does not honour conditional writes (failure F12),
     ``PrefixConflict`` where the data prefix belongs to another queue, ``InvalidInput`` where a new
-    queue would lie inside or around another's prefix (failure F7), ``QueueReset`` where the
-    manifest is behind what the marker has seen (failure F4), unless it is to ``recreate`` that.
+    queue would lie inside or around another's prefix (failure F7) or over batches that it does not
+    know (failure F51), ``QueueReset`` where the manifest is behind what the marker has seen
+    (failure F4), unless it is to ``recreate`` that.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     with deadline(runtime, config.timeout_ms / 1000):
@@ -294,9 +298,16 @@ def claim_for_writing(
                 raise missing()
         store.check_conditional_writes(config.manifest_path)
         if claim is None:
+            check_manifest_path(store, config)
             _check_prefix_is_free(store, config)
             if fault := misplaced(found, config, store.url):
                 raise errors.InvalidInput(fault)
+            hint = queue_hint(store.url, config)
+            error = unaccounted.refusal(store, config, found, hint, uploaded)
+            # Read again: a process may have claimed the prefix, or written its first manifest,
+            # and uploaded the batches between the first read and the listing.
+            if error and not _is_claimed_by_now(store, config, found, runtime):
+                raise error
         if claim is None or claim.grace_ms == grace_ms:  # perhaps not written yet
             claim = claim_queue(store, config, runtime=runtime, grace_ms=grace_ms)
         if grace_ms not in (None, claim.grace_ms):
@@ -316,6 +327,14 @@ def claim_for_writing(
             log.warning("the queue starts over, as asked: %s", error)
             return claim.start_over(manifest)
         return claim
+
+
+def _is_claimed_by_now(
+    store: Store, config: QueueConfig, found: Manifest | None, runtime: Runtime
+) -> bool:
+    if check_owner(store, config, runtime=runtime) is not None:
+        return True
+    return found is None and read_manifest(store, config, runtime) is not None
 
 
 def claim_queue(
@@ -495,12 +514,37 @@ def misplaced(
     if any(parse_location(each, prefix) for each in queue.locations()):
         return None
     words = queue_hint(url, replace(config, data_path_prefix=right))
+    use = f"data_path_prefix={right!r}"
+    if config.manifest_path != f"{right}/manifest":
+        use += f" and manifest_path={config.manifest_path!r}"
     return (
         f"no batch of the queue with manifest {config.manifest_path!r} lies in the data prefix "
         f"{prefix!r}: what was read would never be collected. Its batches lie in {right!r}: use "
-        f"data_path_prefix {right!r}. If {owner_key(prefix)!r} is there, 'opendata-buffer fsck "
+        f"{use}. If {owner_key(prefix)!r} is there, 'opendata-buffer fsck "
         f"{words} --repair' puts it where it belongs."
     )
+
+
+def check_manifest_path(store: Store, config: QueueConfig) -> None:
+    """Refuse a manifest of its own for a queue in a store that holds a topic.
+
+    Costs a small read where the manifest is not at its default place, and nothing otherwise.
+
+    Raises:
+        InvalidInput: There is a topic, whose partitions all have their manifests at the default.
+    """
+    if config.manifest_path == f"{config.data_path_prefix}/manifest":
+        return
+    try:
+        is_topic = exists(store, TOPIC_KEY)
+    except errors.PermanentStorageError:
+        return  # A process that may not read outside of the prefix may still have a queue.
+    if is_topic:
+        raise errors.InvalidInput(
+            f"there is a topic at {store.url}, and each of its partitions has its manifest at "
+            f"'<partition>/manifest'. Leave out manifest_path={config.manifest_path!r}. To use one "
+            "partition alone, name it with data_path_prefix."
+        )
 
 
 def _check_prefix_is_free(store: Store, config: QueueConfig) -> None:

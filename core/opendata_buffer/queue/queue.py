@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 import opendata_buffer
 from opendata_buffer import errors, metrics, outcomes
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import PARTITION_NAME, QueueConfig
 from opendata_buffer.formats.manifest import (
     SEALED_EPOCH,
     Manifest,
@@ -22,7 +22,7 @@ from opendata_buffer.formats.manifest import (
     check_transition,
     entry_bytes,
 )
-from opendata_buffer.queue import ownership
+from opendata_buffer.queue import ownership, unaccounted
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
 from opendata_buffer.queue.log import Log, LogIndex, LogView
 from opendata_buffer.runtime import Interval, Runtime
@@ -601,7 +601,7 @@ def no_such_queue(
     if ownership.exists(store, ownership.TOPIC_KEY):
         root = QueueConfig(store=store.url, store_options=config.store_options)
         lists = f"'opendata-buffer status {ownership.queue_hint(store.url, root)}' lists them"
-        if ownership.PARTITION_NAME.fullmatch(prefix) is None:
+        if PARTITION_NAME.fullmatch(prefix) is None:
             return errors.InvalidInput(
                 f"there is a topic at {store.url}, and one queue is needed: use TopicConsumer, "
                 f"or name a partition by data_path_prefix; {lists}"
@@ -611,6 +611,9 @@ def no_such_queue(
         )
     if lost := ownership.missing_topic_hint(store):
         return errors.InvalidInput(lost)
+    hint = ownership.queue_hint(store.url, config)
+    if error := unaccounted.refusal(store, config, None, hint):
+        return error
     create = ", or create it with create_if_missing=True" if creates else ""
     return errors.InvalidInput(
         f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "

@@ -33,9 +33,10 @@ from enum import StrEnum
 from typing import Any
 
 from opendata_buffer.arguments import checked, how_to_get_bytes, wrong_type
+from opendata_buffer.config import PARTITION_NAME
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.queue.cas import Sidecar, SidecarFields, is_number
-from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY, exists
+from opendata_buffer.queue.ownership import TOPIC_KEY, exists
 from opendata_buffer.stores.base import Get
 
 DESCRIPTION = Sidecar(

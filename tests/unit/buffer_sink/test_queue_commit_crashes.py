@@ -9,11 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from buffer_sink.committer import claim
+from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.buffer_sink.queue_world import World
+from tests.unit.buffer_sink.queue_world import CONFIG, World
 
 
 class Killed(Exception):
@@ -74,7 +76,7 @@ class Attempt:
 
 attempts = st.builds(
     Attempt,
-    kill=st.none() | st.integers(0, 12),
+    kill=st.none() | st.integers(0, 14),
     after=st.booleans(),
     losses=st.integers(0, 2),
     consume=st.integers(0, 5),
@@ -88,11 +90,14 @@ class CrashWorld(World):
         self.others = 0
 
     def run(self, batch: int, attempt: Attempt) -> bool:
-        """As Spark does it: tasks, then a commit by a driver that knows nothing yet."""
-        group = self.group(batch, *(f"{batch}.{part}".encode() for part in range(2)))
+        """As Spark does it: a plan, tasks, then a commit by a driver that knows nothing yet."""
         self.store.left = 1_000 if attempt.kill is None else attempt.kill
         self.store.after, self.store.losses = attempt.after, attempt.losses
         try:
+            claim(SinkOptions(queue=CONFIG), self.store, self.runtime)
+            left, self.store.left = self.store.left, None
+            group = self.group(batch, *(f"{batch}.{part}".encode() for part in range(2)))
+            self.store.left = left
             self.driver().append(group)
         except (Killed, CommitStateUnknown):
             return False
@@ -111,7 +116,7 @@ DRAIN = Attempt(kill=None, after=False, losses=0, consume=5, other=False)
 
 @pytest.mark.parametrize("other", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("kill", range(14))
+@pytest.mark.parametrize("kill", range(16))
 def test_killed_at_any_request_and_drained_at_once(kill: int, after: bool, other: bool) -> None:
     world = CrashWorld()
     dies = Attempt(kill=kill, after=after, losses=0, consume=5, other=other)
@@ -122,7 +127,7 @@ def test_killed_at_any_request_and_drained_at_once(kill: int, after: bool, other
 
 
 @given(st.lists(st.lists(attempts, min_size=1, max_size=4), min_size=1, max_size=5))
-@example([[DRAIN], [Attempt(4, True, 0, 5, False)], [DRAIN]])
+@example([[DRAIN], [Attempt(5, True, 0, 5, False)], [DRAIN]])
 def test_every_record_is_read_once_whatever_happens(batches: list[list[Attempt]]) -> None:
     world = CrashWorld()
     for batch, runs in enumerate(batches):

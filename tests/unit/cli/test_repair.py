@@ -137,8 +137,8 @@ def test_an_object_that_no_entry_names_is_enqueued_once_after_asking(
     url: str, store: MemoryStore
 ) -> None:
     old = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
-    store.put(old, encode_batch([b"old"]))
     fill(url, [b"a"])
+    store.put(old, encode_batch([b"old"]))
     (line,) = run("restore", url, old).stderr.splitlines()
     assert f"batch '{old}' (records: 1), which no entry names, will be" in line
     assert "come twice" not in line

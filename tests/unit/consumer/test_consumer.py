@@ -329,6 +329,8 @@ def _collectors() -> set[threading.Thread]:
 
 
 def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: LocalQueue) -> None:
+    queue.produce(b"a")
+    queue.write(queue.manifest().drop_through(0))
     orphan = batch_key("ingest", queue.runtime.ulid_at(queue.runtime.now_ms() - 3_600_000))
     queue.store._now_ms = lambda: queue.runtime.now_ms() - 3_600_000
     queue.store.put(orphan, b"")

@@ -516,7 +516,7 @@ class Job:
         self.runtime = ManualRuntime(NOW)
         self.store = self.Slow(self)
         self.config = ConsumerConfig(store="memory://job")
-        self.manifest = Manifest.empty()
+        self.manifest = Manifest.starting_at(1, 0)  # the first batch was read
         self.dies_at = float("inf")
         self.txn = txn
         self.runs = 0

@@ -532,7 +532,7 @@ def test_f5_a_collector_goes_by_the_queue_s_grace_period() -> None:
     runtime = ManualRuntime()
     store = MemoryStore(now_ms=runtime.now_ms)
     claim_queue(store, INGEST, runtime=runtime, grace_ms=3_600_000)
-    store.put(MANIFEST, Manifest.empty().raw)
+    store.put(MANIFEST, Manifest.starting_at(1, 0).raw)
     store.put(f"ingest/{runtime.ulid()}.batch", b"")
     hasty = replace(CONSUMER, gc=GarbageCollectorConfig(grace_period_ms=1_000))
     runtime.advance(3_599)
