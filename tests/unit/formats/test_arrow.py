@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import struct
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from mmap import mmap
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +26,7 @@ from opendata_buffer.formats.arrow import (
     decode_records,
     encode_arrow_block,
     head,
+    listed,
     open_arrow,
     tail,
 )
@@ -95,6 +99,26 @@ def test_other_types_are_refused(wrong: Any) -> None:
         encode_arrow_block(wrong)
     with pytest.raises(InvalidInput, match="entries is list"):
         encode_arrow_block([b"a"])
+
+
+def test_any_ordered_collection_of_records_is_listed() -> None:
+    array = pa.array(RECORDS)
+    for kept in (RECORDS, tuple(RECORDS), array, pa.chunked_array([array])):
+        assert listed(kept) is kept
+    for taken in (iter(RECORDS), deque(RECORDS)):
+        assert listed(taken) == RECORDS
+
+
+@pytest.mark.parametrize("one", [b"record", bytearray(b"record"), memoryview(b"record"), "text"])
+def test_one_record_is_no_collection_of_records(one: object) -> None:
+    with pytest.raises(InvalidInput, match=f"entries is one {type(one).__name__}: give a list"):
+        listed(one)
+
+
+@pytest.mark.parametrize("wrong", [{b"a": 1}, {b"a"}, list, 7, None])
+def test_what_has_no_order_or_no_records_is_refused(wrong: object) -> None:
+    with pytest.raises(InvalidInput, match=r"entries .*a list of bytes, or an Arrow array"):
+        listed(wrong)
 
 
 def test_f34_a_block_beyond_32_bit_offsets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,16 +201,32 @@ def test_f20_the_sum_of_the_lengths_must_be_the_block(many: int) -> None:
             decode_arrow(damaged + b"\x00" + struct.pack("<IH", count, 1))
 
 
+@pytest.fixture
+def loaded() -> ModuleType:
+    """The module as a new process loads it, which makes head and tail at that moment."""
+    spec = importlib.util.spec_from_file_location(arrow.__name__, arrow.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("records", [[b""], [b"one", b"", b"three"], [b"x" * 1000] * 70_000])
-def test_a_block_between_head_and_tail_is_a_parquet_file(records: list[bytes]) -> None:
+def test_a_block_between_head_and_tail_is_a_parquet_file(
+    records: list[bytes], loaded: ModuleType
+) -> None:
     block = b"".join(struct.pack("<I", len(record)) + record for record in records)
-    file = head(len(block), len(records)) + block + tail(len(block), len(records))
+    size, count = len(block), len(records)
+    file = loaded.head(size, count) + block + loaded.tail(size, count)
+    assert file == head(size, count) + block + tail(size, count)
+    assert (loaded.HEAD_SIZE, loaded.TAIL_SIZE) == (HEAD_SIZE, TAIL_SIZE)
     reader = pq.ParquetFile(pa.BufferReader(file))
     column = reader.metadata.row_group(0).column(0)
     assert reader.schema_arrow == pa.schema([pa.field("v", pa.binary(), nullable=False)])
     assert (column.physical_type, column.compression) == ("BYTE_ARRAY", "UNCOMPRESSED")
     assert column.encodings == ("PLAIN",)
-    assert reader.metadata.num_rows == len(records)
+    assert reader.metadata.num_rows == reader.metadata.row_group(0).num_rows == len(records)
     assert reader.read().column(0).to_pylist() == records
 
 
@@ -314,7 +354,21 @@ def test_an_error_of_the_store_is_not_taken_for_damage(monkeypatch: pytest.Monke
         list(arrays)
 
 
-@pytest.mark.parametrize("many", [5, 300])
+def test_records_of_a_block_beyond_arrows_limit_are_decoded_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = encode_batch(VARIED)
+    monkeypatch.setattr(arrow, "MAX_BLOCK_BYTES", 1_000)
+    assert decode_records(data) == VARIED
+    with pytest.raises(CorruptBatch, match="more than max_batch_bytes 1000"):
+        decode_arrow(data)
+
+
+def test_a_buffer_that_nothing_was_read_to_is_empty() -> None:
+    assert (len(ReadBuffer()), len(ReadBuffer().data)) == (0, 0)
+
+
+@pytest.mark.parametrize("many", [5, 300, 1_500])
 def test_f21_a_block_beyond_the_cap_is_refused_however_it_is_read(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,3 +379,5 @@ def test_f21_a_block_beyond_the_cap_is_refused_however_it_is_read(
             assert len(decode_arrow(source, 7 * many)) == many
             with pytest.raises(CorruptBatch, match=f"more than max_batch_bytes {7 * many - 1}"):
                 decode_arrow(source, 7 * many - 1)
+            with pytest.raises(CorruptBatch, match=f"more than max_batch_bytes {7 * many - 1}"):
+                decode_records(source, 7 * many - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -85,6 +86,72 @@ def test_a_whole_cycle_and_no_other_tells_how_many_bytes_are_stored(
     assert len(told) == 1
 
 
+class Told:
+    """What the metrics of the collector were told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.values: dict[str, list[Any]] = {}
+        for name, method in (
+            ("gc_files_deleted", "add"),
+            ("gc_files_failed", "add"),
+            ("gc_cycles_held", "add"),
+            ("gc_duration_seconds", "record"),
+            ("gc_clock_difference_seconds", "set"),
+        ):
+            told = self.values.setdefault(name, [])
+            monkeypatch.setattr(
+                getattr(metrics, name), method, lambda *values, told=told: told.append(values)
+            )
+
+
+def test_the_metrics_say_what_a_cycle_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stubborn(MemoryStore):
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            first, *rest = keys
+            super().delete_many(rest)
+            runtime.advance(2)
+            return (DeleteFailure(first, "503"),)
+
+    queue = Fixture(Stubborn(), orphans=4)
+    runtime = queue.runtime
+    queue.store._now_ms = lambda: runtime.now_ms() + 7_500
+    told = Told(monkeypatch)
+    queue.collector().run_once()
+    labels = {"queue": metrics.queue_label(queue.store.url, "ingest/manifest")}
+    assert told.values == {
+        "gc_files_deleted": [(3,)],
+        "gc_files_failed": [(1,)],
+        "gc_cycles_held": [],
+        "gc_duration_seconds": [(2.0,)],
+        "gc_clock_difference_seconds": [(7.5, labels)],
+    }
+
+
+def test_the_metrics_say_that_a_cycle_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Fixture()
+    queue.store.delete_many(["ingest/manifest"])
+    told = Told(monkeypatch)
+    queue.collector().run_once()
+    assert told.values["gc_cycles_held"] == [(1,)]
+    assert told.values["gc_files_deleted"] == []
+
+
+def test_what_could_not_be_deleted_is_logged_up_to_ten_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class ReadOnly(MemoryStore):
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            return tuple(DeleteFailure(key, "403") for key in keys)
+
+    queue = Fixture(ReadOnly(), orphans=12)
+    report = queue.collector().run_once()
+    assert (report.deleted, len(report.failed), report.abandoned) == (0, 12, 0)
+    said = [record.message for record in caplog.records if "could not delete" in record.message]
+    assert said == [
+        f"could not delete {key}, next cycle tries again: 403" for key in queue.orphans[:10]
+    ]
+
+
 def test_f5_a_grace_period_that_gets_longer_holds_from_the_next_page_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,6 +199,7 @@ def test_f4_without_a_manifest_nothing_is_deleted() -> None:
 @pytest.mark.parametrize(
     ("manifest", "says"),
     [
+        (Manifest.empty().with_epoch(3), "collector ends: "),
         (Manifest.empty().with_epoch(3), "went backwards: next sequence 1 -> 0"),
         (Manifest.starting_at(1, 4), "collector ends: consumer with epoch 3 was fenced by epoch 4"),
     ],
@@ -199,12 +267,13 @@ class Slow(MemoryStore):
         return super().delete_many(keys)
 
 
-def test_f5_a_slow_cycle_gives_up_its_remaining_deletes() -> None:
+def test_f5_a_slow_cycle_gives_up_its_remaining_deletes(caplog: pytest.LogCaptureFixture) -> None:
     store = Slow("delete")
     queue = Fixture(store, orphans=2_500)
     store.runtime = queue.runtime
     report = queue.collector().run_once()
     assert (report.deleted, report.abandoned) == (1_000, 1_500)
+    assert "deleting below ingest was too slow: 1500 orphans wait for the next cycle" in caplog.text
     assert queue.collector().run_once().deleted == 1_000, "the next cycle goes on"
 
 
@@ -296,6 +365,31 @@ def test_the_loop_runs_every_interval_and_survives_errors(caplog: pytest.LogCapt
         "WARNING",
         "ERROR",
     ]
+    assert "collection failed, next cycle tries again: 503" in caplog.text
+    assert "ZeroDivisionError: bug" in caplog.text
+
+
+def test_a_stop_does_not_wait_for_ever_for_a_store_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_STOP_TIMEOUT_S", 0.05)
+    asked, answer = threading.Event(), threading.Event()
+
+    class Silent(MemoryStore):
+        def list(self, prefix: str, **options: Any) -> Listing:
+            asked.set()
+            assert answer.wait(30)
+            return super().list(prefix, **options)
+
+    collector = Fixture(Silent()).collector()
+    collector.start()
+    assert asked.wait(30)
+    collector.stop()
+    assert "the store still holds a request of the stopped collector" in caplog.text
+    answer.set()
+    assert collector._task is not None
+    collector._task.join(30)
+    assert not collector._task.is_alive()
 
 
 def test_f9_a_stopped_collector_begins_no_further_delete() -> None:
@@ -386,6 +480,15 @@ def test_a_run_that_is_cut_short_goes_on_where_the_one_before_stopped() -> None:
     before = store.lists
     assert queue.collector().run_once().deleted == 50
     assert store.lists - before == 1 + 4
+    assert queue.collector()._cursor.load() == ""
+
+
+@pytest.mark.parametrize("where", ["at the first orphan", "behind all objects"])
+def test_a_cycle_sees_every_object_wherever_it_begins(where: str) -> None:
+    queue = Fixture()
+    key = queue.orphans[0] if where == "at the first orphan" else "ingest/~"
+    GcCursor(queue.store, queue.config, queue.runtime).save(key)
+    assert queue.collector().run_once().deleted == 2
     assert queue.collector()._cursor.load() == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -9,9 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer.formats.batch import Transaction, batch_key, name_time_ms
-from opendata_buffer.gc import GcPlan, Queued, clock_fault, plan
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.gc import (
+    GcPlan,
+    GcReport,
+    Queued,
+    clock_fault,
+    full_since,
+    plan,
+    unlisted_markers,
+    without_nested,
+)
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.stores.base import Listing, ObjectInfo
+from opendata_buffer.queue.log import LogIndex
+from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo
 from opendata_buffer.testing.runtime import ManualRuntime
 
 MINUTE = 60_000
@@ -145,3 +157,86 @@ def test_the_plan_obeys_every_rule_at_once(
     made = _plan(queued, objects)
     assert set(_keys(made)) == expected
     assert made.referenced + made.waiting + len(made.delete) == len(objects)
+
+
+def test_a_plan_and_a_report_of_two_pages_have_the_sums() -> None:
+    first, second = _object("ingest/a", size=3), _object("ingest/b", size=4)
+    one, two = GcPlan((first,), 1, 2, 3), GcPlan((second,), 10, 20, 30, held="because")
+    assert one + two == GcPlan((first, second), 11, 22, 33, "because")
+    assert (two + one).held == "because"
+    assert (one + two).delete_bytes == 7
+    lost = DeleteFailure("ingest/b", "503")
+    report = GcReport(one, 1, (), 5) + GcReport(two, 2, (lost,), 6)
+    assert report == GcReport(one + two, 3, (lost,), 11)
+
+
+@pytest.mark.parametrize(
+    ("grace_ms", "apart_ms", "says"),
+    [
+        (GRACE, GRACE // 4, None),
+        (GRACE, GRACE // 4 + 1, "150 s ahead of this machine's, .* grace period of 600 s"),
+        (GRACE, -(GRACE // 4) - 1, "150 s behind this machine's"),
+        (0, 5_000, None),
+        (0, 5_001, "5 s ahead of this machine's, .* grace period of 0 s"),
+    ],
+)
+def test_f6_clocks_may_be_a_quarter_of_the_grace_period_apart_and_five_seconds_in_any_case(
+    grace_ms: int, apart_ms: int, says: str | None
+) -> None:
+    fault = clock_fault(NOW + apart_ms, NOW, grace_ms)
+    if says is None:
+        assert fault is None
+    else:
+        assert re.search(says, str(fault))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "since"),
+    [(0, 11), (1, 11), (30, 11), (31, 9), (50, 9), (51, 4), (60, 4), (61, None)],
+)
+def test_the_latest_minute_since_which_there_are_enough_bytes_is_found(
+    wanted: int, since: int | None
+) -> None:
+    sizes = {5: 10, 12: 30, 10: 20}
+    # A minute earlier: a batch is named after its first records were ingested.
+    assert full_since(sizes, wanted) == (None if since is None else since * 60_000)
+
+
+def test_markers_are_looked_for_only_where_the_page_does_not_show_them() -> None:
+    deep = _object("ingest/app=a/batch=1/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch")
+    top = _object(_key(60 * MINUTE))
+    made = GcPlan((deep, top))
+    markers = ["ingest/app=a/_owner.json", "ingest/app=a/batch=1/_owner.json"]
+
+    def unlisted(start_after: str, last: str, truncated: bool) -> list[str]:
+        page = Listing((ObjectInfo(last, 0, 0),), NOW, truncated)
+        return unlisted_markers(made, page, start_after, "ingest")
+
+    assert unlisted("", "ingest/z", truncated=True) == []
+    assert unlisted("", "ingest/a", truncated=False) == []
+    assert unlisted("", "ingest/a", truncated=True) == markers
+    assert unlisted("", markers[0], truncated=True) == markers[1:]
+    assert unlisted("", markers[1], truncated=True) == []
+    assert unlisted(markers[0], "ingest/z", truncated=True) == markers[:1]
+    assert unlisted(markers[1], "ingest/z", truncated=True) == markers
+    assert unlisted_markers(made, Listing((), NOW, True), "", "ingest") == []
+
+
+def test_objects_in_the_folder_of_another_queue_are_not_in_the_plan() -> None:
+    ours, theirs = _object("ingest/a.batch"), _object("ingest/inner/a.batch")
+    alike = _object("ingest/inner-too/a.batch")
+    made = GcPlan((ours, theirs, alike), 1, 2, 3)
+    assert without_nested(made, []) is made
+    assert without_nested(made, ["ingest/inner/"]) == GcPlan((ours, alike), 1, 2, 4)
+
+
+def test_a_log_keeps_what_is_not_older_than_its_oldest_name() -> None:
+    keys = [_key(age * MINUTE) for age in (30, 20, 10)]
+    manifest = Manifest.starting_at(40, 0).append([NewEntry(key) for key in keys])
+    whole = Queued.of_log(LogIndex("q", 41, 0), manifest, None)
+    assert whole == Queued(frozenset(keys), NOW - 30 * MINUTE)
+    above = Queued.of_log(LogIndex("q", 41, 41), manifest, NOW - 25 * MINUTE)
+    assert above == Queued(frozenset(keys[1:]), NOW - 25 * MINUTE)
+    assert Queued.of_log(LogIndex("q", 43, 43), manifest, None) == Queued()
+    unnamed = manifest.append([NewEntry("ingest/by hand")])
+    assert Queued.of_log(LogIndex("q", 43, 43), unnamed, NOW).oldest_ms == 0
