@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -80,6 +81,25 @@ ABANDON_S = 1.0
 """Seconds that a close that is out of time waits for the outcomes to be set."""
 
 
+def check_interpreter() -> None:
+    """Refuse a Python that runs without its global interpreter lock.
+
+    A call that is accepted takes no lock of its own. It relies on the interpreter's: no other
+    thread runs between its reading and its writing of the count of free bytes (decision 0025).
+
+    Raises:
+        InvalidInput: This is a free-threaded build, and the lock is off.
+    """
+    # Python 3.13 has the function; earlier ones always have the lock.
+    is_enabled = getattr(sys, "_is_gil_enabled", None)
+    if is_enabled is not None and not is_enabled():
+        raise errors.InvalidInput(
+            f"this Python ({sys.executable}) runs without the global interpreter lock, which a "
+            "producer relies on. Start it with PYTHON_GIL=1 in the environment or with "
+            "'python -X gil=1', or use a build of Python that has the lock."
+        )
+
+
 class Producer(Closeable):
     """Accepts entries, batches them and puts them into the queue. Thread-safe, not fork-safe.
 
@@ -99,7 +119,8 @@ class Producer(Closeable):
         **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: A setting or the URL is wrong.
+        InvalidInput: A setting or the URL is wrong, or Python runs without its global interpreter
+            lock.
         UnsafeStore: The store ignores conditional writes (failure F12).
         PrefixConflict: The data prefix belongs to another queue (failure F7).
         StorageError: The store cannot be reached, or did not answer within ``timeout_ms``.
@@ -115,6 +136,7 @@ class Producer(Closeable):
         open_committer: OpenCommitter = open_committer,
         **settings: Any,
     ) -> None:
+        check_interpreter()
         config = ProducerConfig.of(config, settings)
         self._config = config
         self._pid = os.getpid()

@@ -21,7 +21,7 @@ from opendata_buffer.formats.arrow import listed
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
-from opendata_buffer.producer.producer import NO_METADATA, Producer
+from opendata_buffer.producer.producer import NO_METADATA, Producer, check_interpreter
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parallel, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners
@@ -250,6 +250,7 @@ class TopicProducer(Closeable):
         topic: Topic | None = None,
         **settings: Any,
     ) -> None:
+        check_interpreter()  # here, and not when a partition is first written
         config = ProducerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime or SystemRuntime()

@@ -43,7 +43,7 @@ from opendata_buffer.messages import (
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
-from opendata_buffer.producer.producer import Producer
+from opendata_buffer.producer.producer import Producer, check_interpreter
 from opendata_buffer.queue.ownership import claim_for_writing, queue_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, deadline, locked
@@ -264,6 +264,7 @@ class Publisher(Closeable):
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         **settings: Any,
     ) -> None:
+        check_interpreter()
         url = topic.url if isinstance(topic, Topic) else fspath(topic)
         if isinstance(topic, Topic) and store is None:
             store = topic.store

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +32,8 @@ from opendata_buffer.runtime import SystemRuntime, Task, in_parallel
 from opendata_buffer.stores.base import Blob, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.topic.publisher import Publisher
 from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_config, records
 
 
@@ -125,6 +129,27 @@ def test_f35_metadata_that_would_weigh_down_the_manifest_is_refused() -> None:
             producer.produce([b"a"], bytes((1 << 20) + 1))
         producer.produce([b"b"], bytes(1 << 20))
     assert records(store) == [b"b"]
+
+
+@pytest.mark.parametrize("enabled", [True, False, None])
+def test_a_python_without_the_interpreters_lock_is_refused(
+    enabled: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if enabled is None:  # Python 3.12 has no such function, and always the lock
+        monkeypatch.delattr(sys, "_is_gil_enabled", raising=False)
+    else:
+        monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
+    store, threads = MemoryStore(), threading.active_count()
+    if enabled is False:
+        for made in (Producer, TopicProducer, partial(Publisher, name="billing")):
+            with pytest.raises(InvalidInput, match="PYTHON_GIL=1"):
+                made("memory://q", store=store)
+        assert threading.active_count() == threads
+        assert not store.list("").objects
+        return
+    with Producer(config(), store=store) as producer:
+        producer.send(b"one").result(WAIT_S)
+    assert records(store) == [b"one"]
 
 
 @pytest.mark.parametrize("broker", ["auto", "off"])

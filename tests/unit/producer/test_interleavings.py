@@ -1,0 +1,345 @@
+"""Threads that meet in the producer, in every order that frontrun finds.
+
+frontrun stops each thread at each instruction, and looks for an order of the accesses to shared
+state that breaks an invariant. It explores three orders by day, and as many as
+``OPENDATA_BUFFER_INTERLEAVINGS`` says at night.
+
+It switches threads where the interpreter's lock does not, such as between a read and a write of
+a counter. So what holds here also holds without that lock. Only the count of free bytes does not,
+which is why a Python without the lock is refused (decision 0025).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.producer.accumulator import Accumulator
+from opendata_buffer.producer.batching import (
+    BUFFER_HELD,
+    RECORD_HELD,
+    AppendBuffer,
+    Batch,
+    ProduceRequest,
+)
+from opendata_buffer.producer.handles import Completion, Durable, TopicHandle, WriteHandle
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import Condition, SystemRuntime
+
+frontrun = pytest.importorskip(
+    "frontrun", reason="frontrun explores the interleavings: install the extra 'interleavings'"
+)
+
+INTERLEAVINGS = int(os.environ.get("OPENDATA_BUFFER_INTERLEAVINGS", "3"))
+
+Worker = Callable[[Any], object]
+
+
+class Explored(SystemRuntime):
+    """Locks that frontrun knows, and a clock that stands still."""
+
+    monotonic = staticmethod(lambda: 5.0)
+
+    def now_ms(self) -> int:
+        return 1_700
+
+    def condition(self) -> Condition:
+        # frontrun has replaced both classes while it explores.
+        lock = threading.RLock()
+        made: Any = threading.Condition(lock)
+        made.held = lock._is_owned  # type: ignore[attr-defined]
+        return made  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _active(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What frontrun's own command sets; its interception of the C library is not needed.
+    monkeypatch.setenv("FRONTRUN_ACTIVE", "1")
+
+
+def explore(
+    setup: Callable[[], Any], invariant: Callable[[Any], bool], *workers: Worker, most: int = 50
+) -> Any:
+    def alone(worker: Worker) -> Worker:
+        def run(world: Any) -> None:
+            worker(world)
+
+        return run
+
+    return frontrun.explore(
+        setup=setup,
+        workers=[alone(worker) for worker in workers],
+        invariant=invariant,
+        max_executions=most,
+        timeout_per_run=60.0,
+        # A wait with a timeout ends when no thread can go on, and not after two minutes.
+        clock="virtual",
+        detect_io=False,
+        reproduce_on_failure=0,
+    )
+
+
+def holds(setup: Callable[[], Any], invariant: Callable[[Any], bool], *workers: Worker) -> None:
+    found = explore(setup, invariant, *workers, most=INTERLEAVINGS)
+    assert found.property_holds, found.explanation
+    assert found.num_explored > 1
+
+
+# Batching.
+
+CONFIG = ProducerConfig(store="memory://unused", flush_interval_ms=60_000)
+
+
+class Batching:
+    """A producer without its threads, and one record in its open buffer."""
+
+    def __init__(self) -> None:
+        runtime = Explored()
+        producer = object.__new__(Producer)
+        producer._config, producer._pid = CONFIG, os.getpid()
+        producer._accumulator = Accumulator(CONFIG, runtime)
+        producer._batcher = producer._accumulator.batcher
+        producer._monotonic = runtime.monotonic
+        self.producer = producer
+        self.handles: dict[bytes, WriteHandle] = {}
+        self.send(b"first")
+
+    def send(self, record: bytes) -> None:
+        self.handles[record] = self.producer.send(record)
+
+    def produce(self, records: list[bytes]) -> None:
+        self.handles[records[0]] = self.producer.produce(records)
+
+    def seal(self) -> None:
+        accumulator = self.producer._accumulator
+        with accumulator._condition:
+            accumulator.batcher.seal(5.0)
+
+    def taken(self) -> list[tuple[list[bytes], int, Completion]]:
+        """The records, the bytes that they are counted with, and the outcome of each batch."""
+        self.seal()
+        found = []
+        while (batch := self.producer._batcher.take(5.0)) is not None:
+            data = b"".join(batch.encode(Compression.NONE, 1))
+            found.append((decode_batch(data), batch.held, batch.completion))
+        return found
+
+
+def every_record_is_in_the_batch_of_its_handle(world: Batching) -> bool:
+    found = world.taken()
+    where = {record: completion for records, _, completion in found for record in records}
+    return sum(len(records) for records, *_ in found) == len(where) and all(
+        where[record] is handle._completion for record, handle in world.handles.items()
+    )
+
+
+def every_byte_is_counted(world: Batching) -> bool:
+    return all(
+        held == BUFFER_HELD + sum(RECORD_HELD + len(record) for record in records)
+        for records, held, _ in world.taken()
+    )
+
+
+def test_records_that_come_while_their_buffer_is_sealed_are_in_one_batch_each() -> None:
+    holds(
+        Batching,
+        every_record_is_in_the_batch_of_its_handle,
+        lambda world: world.send(b"one"),
+        lambda world: world.send(b"two"),
+        Batching.seal,
+    )
+
+
+def test_a_list_that_comes_while_its_buffer_is_sealed_is_in_one_batch() -> None:
+    holds(
+        Batching,
+        every_record_is_in_the_batch_of_its_handle,
+        lambda world: world.produce([b"one", b"and one"]),
+        Batching.seal,
+    )
+
+
+def test_without_the_interpreters_lock_the_count_of_free_bytes_loses_updates() -> None:
+    found = explore(
+        Batching,
+        every_byte_is_counted,
+        lambda world: world.send(b"one"),
+        lambda world: world.send(b"two"),
+    )
+    # If this holds one day, Producer need not refuse a Python without the lock.
+    assert not found.property_holds
+    assert "AppendBuffer.left" in found.explanation
+
+
+def test_with_the_interpreters_lock_the_count_of_free_bytes_is_exact() -> None:
+    world = Batching()
+    buffer = world.producer._batcher.buffer
+    assert isinstance(buffer, AppendBuffer)
+    before, records, senders = buffer.left, 3_000, 4
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [
+            threading.Thread(
+                target=lambda: [world.producer.send(b"record") for _ in range(records)]
+            )
+            for _ in range(senders)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert world.producer._batcher.buffer is buffer
+    assert buffer.count == records * senders + 1
+    assert before - buffer.left == records * senders * (RECORD_HELD + len(b"record"))
+
+
+# The accumulator.
+
+
+class Accumulating:
+    """A buffer with room for one call, two callers, and the thread that makes room."""
+
+    made: type[Accumulator] = Accumulator
+
+    def __init__(self) -> None:
+        config = ProducerConfig(
+            store="memory://unused", flush_size_bytes=1, max_buffered_bytes=1_000
+        )
+        self.accumulator = self.made(config, Explored())
+        self.handles: list[WriteHandle] = []
+
+    def accept(self) -> None:
+        request = ProduceRequest(b"\x02\x00\x00\x00ab" * 100, 100, b"m", 0)
+        self.handles.append(self.accumulator.accept(request))
+
+    def work(self) -> None:
+        """Fail two uploads, and set the outcomes."""
+        completed = 0
+        while completed < 2:
+            work = self.accumulator.next_work()
+            assert work is not None
+            if work.batch is not None:
+                self.accumulator.uploaded(work.batch, PermanentStorageError("no"))
+                continue
+            for batch in work.completed:
+                assert isinstance(batch.outcome, PermanentStorageError)
+                batch.completion.complete(batch.outcome)
+            self.accumulator.release(work.completed)
+            self.accumulator.checkin()
+            completed += len(work.completed)
+
+
+def everything_has_ended(world: Accumulating) -> bool:
+    return (
+        len(world.handles) == 2
+        and all(handle.done() for handle in world.handles)
+        and world.accumulator.held_bytes() == 0
+    )
+
+
+def test_a_caller_that_waits_for_room_is_woken_and_no_byte_stays_counted() -> None:
+    holds(
+        Accumulating,
+        everything_has_ended,
+        Accumulating.accept,
+        Accumulating.accept,
+        Accumulating.work,
+    )
+
+
+def test_room_that_is_made_without_waking_anybody_is_found() -> None:
+    class Mute(Accumulator):
+        def release(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
+            with self._condition:
+                for batch in batches:
+                    self._in_flight_held -= batch.held
+                    del self._in_flight[batch.completion]
+            return []
+
+    class Broken(Accumulating):
+        made = Mute
+
+    found = explore(Broken, everything_has_ended, Broken.accept, Broken.accept, Broken.work)
+    assert found.property_holds is False
+    assert "deadlock" in found.explanation.lower()
+
+
+# Handles.
+
+
+class Handles:
+    """A call with two parts, someone who waits for it, and a callback."""
+
+    made: type[Completion] = Completion
+
+    def __init__(self) -> None:
+        runtime = Explored()
+        self.parts = {name: self.made(runtime) for name in ("one", "two")}
+        handles = {name: WriteHandle(part, 1_700) for name, part in self.parts.items()}
+        self.handle = TopicHandle(handles, runtime)
+        self.called: list[object] = []
+        self.outcomes: list[Durable] = []
+
+    def complete(self, sequence: int) -> None:
+        for name, part in self.parts.items():
+            part.complete(Durable(sequence, name))
+
+    def wait(self) -> None:
+        self.outcomes.append(self.handle.result()["two"])
+
+    def call_back(self) -> None:
+        self.handle.add_done_callback(self.called.append)
+
+
+def every_callback_came_once_and_all_saw_one_outcome(world: Handles) -> bool:
+    return world.called == [world.handle] and {*world.outcomes} <= {world.handle.result()["two"]}
+
+
+def test_a_callback_that_is_added_while_the_parts_end_is_called_once() -> None:
+    holds(
+        Handles,
+        every_callback_came_once_and_all_saw_one_outcome,
+        lambda world: world.complete(1),
+        Handles.call_back,
+    )
+
+
+def test_whoever_waits_while_two_threads_set_the_outcome_sees_the_one_that_stays() -> None:
+    holds(
+        Handles,
+        lambda world: {*world.outcomes} == {world.handle.result()["two"]},
+        lambda world: world.complete(1),
+        lambda world: world.complete(2),
+        Handles.wait,
+    )
+
+
+def test_a_handle_that_takes_no_lock_is_found() -> None:
+    class Unlocked(Completion):
+        def add_callback(self, callback: Callable[[], object]) -> None:
+            if self.outcome is None:
+                self._callbacks.append(callback)  # the outcome may have come meanwhile
+            else:
+                callback()
+
+    class Broken(Handles):
+        made = Unlocked
+
+    found = explore(
+        Broken,
+        every_callback_came_once_and_all_saw_one_outcome,
+        lambda world: world.complete(1),
+        Broken.call_back,
+    )
+    assert not found.property_holds
