@@ -523,6 +523,18 @@ def test_f49_no_header_that_could_not_be_sent_is_shown_by_google_or_azure(
     check_hidden(logs.text)
 
 
+@pytest.mark.parametrize("status", [400, 503])
+def test_a_service_that_complains_of_a_header_is_not_taken_for_a_bad_credential(
+    status: int, server: ScriptedServer
+) -> None:
+    body = "<Error><Code>Bad</Code><Message>Invalid header value of Range</Message></Error>"
+    server.replies = [Reply(status, body.encode())]
+    with pytest.raises(StorageError, match="Invalid header value of Range") as caught:
+        s3_at(server).get("key")
+    assert caught.value.retryable is (status == 503)
+    assert "newline" not in str(caught.value)
+
+
 # ---- sound credentials, at every level
 
 

@@ -526,7 +526,10 @@ them with the header."""
 
 def is_unsendable(error: BaseException) -> bool:
     """Whether a request was not sent because of a character that no header carries."""
-    return any(_UNSENDABLE.search(str(link)) for link in chain_of(error))
+    links = [*chain_of(error)]
+    # What a service answers may speak of headers, too.
+    is_answer = any(getattr(link, "response", None) is not None for link in links)
+    return not is_answer and any(_UNSENDABLE.search(str(link)) for link in links)
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
