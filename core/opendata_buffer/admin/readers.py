@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
-from opendata_buffer.errors import CorruptData, Drained, InvalidInput
+from opendata_buffer.errors import CorruptData, DataLoss, Drained, InvalidInput
 from opendata_buffer.queue.log import Log, LogIndex, LogView, parts_folder
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.readers import (
     enable_readers,
     read_positions,
     readers_folder,
+    reset_reader,
     unknown_reader,
     unregister,
 )
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds d
 
 LEAST_EXPIRY_MS = 10 * 60 * 1000
 """A reader that has nothing to read writes its position once a minute at most."""
+
+_MOST_PLANS = 5
 
 SOON = 0.25  # share of the expiry below which an operator is warned
 
@@ -175,6 +178,30 @@ def plan_reset(queue: Target, name: str, where: Start | int) -> tuple[ResetPlan,
     if before is not None:
         again, passed = view.count(after, at), view.count(at, after)
     return ResetPlan(queue.prefix, name, before, after, again, passed, runs), view
+
+
+def apply_reset(queue: Target, plan: ResetPlan, view: LogView, where: Start | int) -> ResetPlan:
+    """Set the reader as planned, and return what was done.
+
+    The oldest batch may be deleted between the plan and the write. A reset to the oldest batch is
+    then planned again, up to five times.
+
+    Raises:
+        DataLoss: The place is not kept any more.
+    """
+    planned = plan
+    for _ in range(_MOST_PLANS - 1):
+        try:
+            reset_reader(view, plan.reader, planned.after)
+            return planned
+        except DataLoss:
+            if isinstance(where, int) or not where.is_earliest:
+                raise
+        now, view = plan_reset(queue, plan.reader, where)
+        again = 0 if plan.before is None else view.count(now.after, plan.before)
+        planned = replace(plan, after=now.after, again=again)
+    reset_reader(view, plan.reader, planned.after)
+    return planned
 
 
 def missing_readers(known: Mapping[str, Collection[str]]) -> dict[str, list[str]]:

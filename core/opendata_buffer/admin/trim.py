@@ -284,6 +284,11 @@ class Start:
     sequence: int | None = None
     since_ms: int | None = None  # since the Unix epoch
 
+    @property
+    def is_earliest(self) -> bool:
+        """Whether it is the oldest batch."""
+        return self.text == EARLIEST
+
     @classmethod
     def parse(cls, text: str) -> Start:
         """Read ``earliest``, ``latest``, a sequence, or a time in ISO 8601, UTC without a zone."""

@@ -336,7 +336,7 @@ def duration_ms(text: str) -> int:
     return sum(map(mul, counts, (86_400_000, 3_600_000, 60_000, 1_000)))
 
 
-_SIZE = re.compile(r"(\d{1,18})(?:([kMGTP])(i?)B|B)?")
+_SIZE = re.compile(r"(\d{1,18})(?:([kKMGTP])(i?)B|B)?")
 
 
 def size_bytes(text: str) -> int:
@@ -345,5 +345,5 @@ def size_bytes(text: str) -> int:
     if found is None:
         raise InvalidInput(f"{text!r} is no size: use one such as 500GB, 64MiB or 1000")
     count, unit, binary = found.groups()
-    power = " kMGTP".index(unit) if unit else 0
+    power = " KMGTP".index(unit.upper()) if unit else 0
     return int(count) * int((1024 if binary else 1000) ** power)

@@ -11,6 +11,7 @@ import click
 
 from opendata_buffer.admin.readers import (
     ReaderStatus,
+    apply_reset,
     delete_reader,
     enable_log,
     existing,
@@ -33,7 +34,7 @@ from opendata_buffer.config import check_reader_name
 from opendata_buffer.errors import CorruptData, Drained, InvalidInput
 from opendata_buffer.queue.log import LogIndex
 from opendata_buffer.queue.ownership import queue_hint
-from opendata_buffer.queue.readers import reset_reader, unknown_reader
+from opendata_buffer.queue.readers import unknown_reader
 from opendata_buffer.runtime import Runtime
 
 MEANS = (
@@ -241,7 +242,8 @@ def reset(
             f"{flags[kind]} is about sequences, and partitions count separately: name one with "
             "--partition"
         )
-    plans = [plan_reset(each, name, where) for each in existing(target)]
+    queues = existing(target)
+    plans = [plan_reset(queue, name, where) for queue in queues]
     for plan, _ in plans:
         if plan.runs and not (force or dry_run):
             raise Failure(
@@ -249,9 +251,9 @@ def reset(
                 "ends with an error"
             )
     is_new = any(plan.before is None for plan, _ in plans)
-    for plan, view in plans:
+    for queue, (plan, view) in zip(queues, plans, strict=True):
         if not dry_run:
-            reset_reader(view, name, plan.after)
+            plan = apply_reset(queue, plan, view, where)
         if as_json:
             click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
             continue

@@ -488,7 +488,7 @@ class ReaderQueue:
             # Another process of this name may have registered it, and have read to there.
             position = self._read_position()
             if index.floor > position.next:
-                raise self._lost(position.next, index)
+                raise self._lost(position.next, index, self._expired(index))
         return self._seen(manifest, index, position)
 
     def claim_epoch(
@@ -514,7 +514,7 @@ class ReaderQueue:
         is_new = position.epoch == 1 and given is None
         while (index := self._register(position.next)).floor > position.next:
             # The collector was faster than a reader that it did not know yet.
-            position = self._take(index, given, allow_data_loss or is_new)
+            position = self._take(index, given, allow_data_loss or is_new, overtaken=True)
             self._claimed = position
         self._checked_at = self._runtime.monotonic()
         # Not read again: a manifest that is younger than the index may lack what was moved since.
@@ -524,15 +524,22 @@ class ReaderQueue:
         """Set the position, of no consumer; the position first, then the index."""
         index = self._log.need()
         self.queue_id = index.queue_id
-        position = self._take(index, sequence, allow_data_loss=False, process=0)
+        position = self._take(index, sequence, allow_data_loss=False, process=0, overtaken=True)
         if (index := self._register(sequence)).floor > sequence:
-            raise self._lost(sequence, index)
+            raise self._lost(sequence, index, self._overtaken(index))
         return position
 
     def _take(
-        self, index: LogIndex, given: int | None, allow_data_loss: bool, process: int | None = None
+        self,
+        index: LogIndex,
+        given: int | None,
+        allow_data_loss: bool,
+        process: int | None = None,
+        *,
+        overtaken: bool = False,
     ) -> ReaderPosition:
-        """Write the position with the next epoch, of this process or of none (0)."""
+        """Write the position with the next epoch, of this process or of none (0). ``overtaken``: if
+        the floor is above ``given``, it has risen since the caller looked."""
 
         def decide(before: ReaderPosition | None) -> ReaderPosition:
             if before is not None and before.queue_id != index.queue_id:
@@ -544,7 +551,8 @@ class ReaderQueue:
                     # Somebody has set it back, and was refused: all before the floor was read.
                     start = max(start, index.floor)
             if start is not None and start < index.floor and not allow_data_loss:
-                raise self._lost(start, index)
+                why = self._overtaken(index) if overtaken else self._passed(index, before, given)
+                raise self._lost(start, index, why)
             now_ms = self._runtime.now_ms()
             return ReaderPosition(
                 index.queue_id,
@@ -683,13 +691,44 @@ class ReaderQueue:
         if self._claimed is not None:
             self.check_epoch(view, self._claimed.epoch)
 
-    def _lost(self, needed: int, index: LogIndex) -> errors.DataLoss:
+    def _lost(self, needed: int, index: LogIndex, why: str) -> errors.DataLoss:
+        words = f"{ownership.queue_hint(self._store.url, self._config)} {self.name}"
         return errors.DataLoss(
             self.key,
             needed,
             index.floor,
-            f"Reader {self.name!r} did not move for longer than {index.reader_expiry_ms / 1000:.0f}"
-            " s, or was deleted, and what lies before was collected. Accept the loss explicitly, "
-            f"or run 'opendata-buffer readers reset "
-            f"{ownership.queue_hint(self._store.url, self._config)} {self.name} --to-earliest'.",
+            f"{why} Accept the loss explicitly, or run 'opendata-buffer readers reset {words} "
+            "--to-earliest'.",
+        )
+
+    def _passed(self, index: LogIndex, before: ReaderPosition | None, given: int | None) -> str:
+        """Say why the floor is above where a reader wants to begin, by its position before."""
+        if before is None:
+            return (
+                f"The log has no reader {self.name!r}, so they were not kept for it: it was never "
+                "started here, or it was deleted."
+            )
+        if self.name not in index.readers:
+            return self._expired(index)
+        if given is None or before.next < index.floor:
+            return self._overtaken(index)
+        process = f", process {before.process}" if before.process else ""
+        return (
+            f"Another instance of reader {self.name!r} has acknowledged them: {before.program} on "
+            f"{before.host}{process} is up to sequence {before.next - 1}. The position that was "
+            "given was saved before that. To continue, load the position again that the other "
+            "instance saved with its results, or start without a position if it has none."
+        )
+
+    def _expired(self, index: LogIndex) -> str:
+        return (
+            f"Reader {self.name!r} did not move for longer than "
+            f"{index.reader_expiry_ms / 1000:.0f} s, so it has expired, and what lies before was "
+            "collected."
+        )
+
+    def _overtaken(self, index: LogIndex) -> str:
+        return (
+            f"The floor of the log rose to {index.floor} after the position was chosen: every "
+            "reader that the log had then was past it. Try again."
         )

@@ -155,6 +155,7 @@ def test_enabling_again_changes_the_times_that_are_given(url: str, store: Memory
         ("--retention-bytes", "0", "a retention of 0"),
         ("--retention-bytes", "many", "'many' is no size: use one such as 500GB"),
         ("--retention-bytes", "-1", "is no size"),
+        ("--retention-bytes", "1XB", "is no size"),
         ("--reader-expiry", "none", "is no duration"),
         ("--reader-expiry", "9m", "10 minutes at least"),
     ],
@@ -165,6 +166,15 @@ def test_times_that_cannot_be_used_are_refused(
     fill(url, [b"a"])
     assert why in fails("readers", "enable", url, "--yes", option, value)
     assert not store.list(INDEX).objects
+
+
+@pytest.mark.parametrize(
+    ("size", "bytes_"), [("2KB", 2_000), ("2kB", 2_000), ("2KiB", 2_048), ("3MiB", 3 * 2**20)]
+)
+def test_a_size_may_have_any_usual_unit(url: str, size: str, bytes_: int) -> None:
+    fill(url, [b"a"])
+    (made,) = lines_of("readers", "enable", url, "--yes", "--retention-bytes", size)
+    assert made["retention_bytes"] == bytes_
 
 
 def test_f45_a_log_whose_index_is_gone_is_not_made_anew(url: str, store: MemoryStore) -> None:
@@ -334,6 +344,52 @@ def test_a_reset_that_cannot_be_done_changes_nothing(
     assert result.exit_code == code
     assert why in result.stderr
     assert store.list("").objects == before
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_reset_to_the_earliest_batch_next_to_a_collector_is_planned_again(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    names = topic_of(url, 2)
+    ok("readers", "enable", url, "--yes", "--retention", "7d")
+    for name in names:
+        fill(url, *([each] for each in numbers(0, 30)), data_path_prefix=name)
+    ok("consume", url, "--reader", "billing", "--ack")
+    ok("readers", "reset", url, "other", "--to-latest")
+    really, raised = MemoryStore.put_if, [0]
+
+    def put_if(self: MemoryStore, key: str, *rest: object) -> object:
+        if key.endswith("billing.json") and raised[0] < times:
+            raised[0] += 1
+            path = key.replace("_readers/billing.json", "_log.json")
+            index = LogIndex.from_json(bytes_of(store, path))
+            store.put(path, index.with_floor(index.floor + 1).to_json())
+        return really(self, key, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryStore, "put_if", put_if)
+    lines = lines_of("readers", "reset", url, "billing", "--to-earliest")
+    assert raised[0] == times
+    assert [each["after"] for each in lines] == [times, 0]
+    assert [each["again"] for each in lines] == [30 - times, 30]
+
+
+def test_a_reset_to_the_earliest_batch_is_not_planned_for_ever(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_of(url, 30, "--retention", "7d")
+    ok("consume", url, "--reader", "billing", "--ack")
+    really = MemoryStore.put_if
+
+    def put_if(self: MemoryStore, key: str, *rest: object) -> object:
+        if key.endswith("billing.json"):
+            index = index_of(store)
+            store.put(INDEX, index.with_floor(index.floor + 1).to_json())
+        return really(self, key, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryStore, "put_if", put_if)
+    line = fails("readers", "reset", url, "billing", "--to-earliest")
+    assert "rose to" in line
+    assert "again" in line
 
 
 def test_partitions_count_separately_so_a_sequence_takes_one_of_them(url: str) -> None:

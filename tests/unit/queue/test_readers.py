@@ -385,3 +385,72 @@ def test_f44_a_missing_position_is_noted_with_one_write() -> None:
     (found,) = readers_of(Target(house.store, house.config, house.runtime), house.view())
     assert found.position_missing
     assert 0 < found.expires_seconds < 7 * DAY_S
+
+
+def test_a_position_that_was_read_too_early_names_the_instance_that_acknowledged_more() -> None:
+    house = House()
+    house.append(40)
+    first = house.reader("billing")
+    assert len(read(first, 10)) == 10
+    house.collect()
+    assert house.index().floor == 10
+    with pytest.raises(DataLoss) as lost:
+        house.reader("billing", 4)  # as the first instance had saved it before
+    text = str(lost.value)
+    for part in (
+        "Another instance of reader 'billing' has acknowledged them",
+        "Python on",
+        "up to sequence 9",
+        "start without a position",
+    ):
+        assert part in text
+    assert "did not move" not in text
+    assert house.reader("billing").first_sequence == 10
+
+
+def test_a_saved_position_of_a_reader_that_the_log_does_not_have_is_not_called_expired() -> None:
+    house = House()
+    house.append(40)
+    read(house.reader("quick"))
+    house.collect()
+    with pytest.raises(DataLoss, match="The log has no reader 'new'") as lost:
+        house.reader("new", 4)
+    assert "did not move" not in str(lost.value)
+
+
+def test_a_reset_below_a_floor_that_has_just_risen_says_so() -> None:
+    house = House()
+    house.append(40)
+    read(house.reader("quick"), 20)
+    house.collect()
+    view = house.view()
+    read(house.reader("quick"))
+    house.collect()
+    with pytest.raises(DataLoss, match="rose to 40 after") as lost:
+        reset_reader(view, "quick", 30)
+    assert "did not move" not in str(lost.value)
+
+
+def test_a_reader_that_starts_while_the_floor_rises_says_so() -> None:
+    """A collector does not know it yet: its name is not in the index."""
+    house = House()
+    house.append(40)
+    quick = house.reader("quick")
+    write = house.store.put_if
+
+    def overtaken(key: str, *arguments: Any) -> Any:
+        outcome = write(key, *arguments)
+        if key.endswith("/new.json"):
+            house.store.put_if = write  # type: ignore[method-assign]
+
+            def another_process() -> None:
+                read(quick)
+                house.collect()
+
+            Context().run(another_process)
+        return outcome
+
+    house.store.put_if = overtaken  # type: ignore[method-assign]
+    with pytest.raises(DataLoss, match="rose to 40 after") as lost:
+        house.reader("new", 4)
+    assert "did not move" not in str(lost.value)
