@@ -275,6 +275,34 @@ def test_f45_a_queue_that_was_started_over_is_not_collected_by_the_old_index() -
         view_of(options, house.store, house.runtime)
 
 
+def test_f46_processes_that_run_notice_an_old_index_without_the_marker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    house = House()
+    house.append(30)
+    reader = house.reader("reader")
+    copy = house.store.get("ingest/_log.json").data
+    house.append(60)
+    assert len(read(reader)) == 90
+    house.store.put("ingest/_log.json", copy)
+    marker = json.loads(house.store.get("ingest/_owner.json").data)
+    del marker["index_changes"]
+    house.store.put("ingest/_owner.json", json.dumps(marker).encode())
+    house.runtime.advance(61)
+    with pytest.raises(CorruptData, match="went backwards: it had"):
+        reader.next_batch()
+    caplog.clear()
+    house.append(40)
+    assert house.index().lost == ()
+    warnings = [each for each in caplog.messages if "went backwards" in each]
+    assert 1 <= len(warnings) <= 40 / Log.left_entries
+    before = {each.key for each in house.store.list("").objects}
+    house.runtime.advance(3_600)
+    with pytest.raises(CorruptData, match="went backwards: it ends at"):
+        house.collector().run_once()
+    assert {each.key for each in house.store.list("").objects} == before
+
+
 def test_nothing_is_handed_out_beyond_the_end_of_the_manifest_that_was_read() -> None:
     """The index that was read behind it may have more."""
     house = House()
