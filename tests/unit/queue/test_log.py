@@ -21,6 +21,7 @@ from opendata_buffer import (
     Fenced,
     InvalidInput,
     QueueReset,
+    TransientStorageError,
     outcomes,
 )
 from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
@@ -301,6 +302,35 @@ def test_f46_processes_that_run_notice_an_old_index_without_the_marker(
     with pytest.raises(CorruptData, match="went backwards: it ends at"):
         house.collector().run_once()
     assert {each.key for each in house.store.list("").objects} == before
+
+
+def test_a_segment_that_is_named_while_a_reader_looks_makes_no_old_index() -> None:
+    """A v1 consumer takes entries that a mover has stored and not yet named."""
+    house = House()
+    house.append(60)
+    before, kept = house.index(), house.manifest()
+    entries = kept.part(before.end, kept.next_sequence)
+    name = f"{before.end:020d}-{kept.next_sequence:020d}-x.segment"
+    taken = kept.drop_through(before.end)
+    list_objects, listed = house.store.list, []
+
+    def late(prefix: str, **options: Any) -> Any:
+        found = list_objects(prefix, **options)
+        if prefix == "ingest/_log/":
+            listed.append(prefix)
+            house.store.put(
+                "ingest/_log.json", before.with_segment(Part.of(entries, name)).to_json()
+            )
+        return found
+
+    log = Log(house.store, house.config, house.runtime)
+    index = log.need()
+    house.store.put(f"ingest/_log/{name}", entries.raw)
+    house.store.list = late  # type: ignore[method-assign]
+    with pytest.raises(TransientStorageError, match="changed while it was read"):
+        log.check_gap(index, taken)
+    assert listed
+    log.check_gap(log.need(), taken)
 
 
 def test_nothing_is_handed_out_beyond_the_end_of_the_manifest_that_was_read() -> None:
