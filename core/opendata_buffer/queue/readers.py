@@ -459,6 +459,13 @@ class ReaderQueue:
         self.newly_registered = False
         """Whether this object added the reader to the index, which did not have it."""
 
+    @property
+    def begins_after(self) -> int:
+        """Where a reader began that this log did not have, neither its name nor a position: what
+        lies before is not kept. 0 for any other one."""
+        is_first = self.newly_registered and self._claimed is not None and self._claimed.epoch == 1
+        return self._claimed.next if is_first and self._claimed is not None else 0
+
     def read(self, *, check: bool = False) -> LogView:
         """The log from the reader's position on, with the epoch of the position.
 

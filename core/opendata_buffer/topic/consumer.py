@@ -65,6 +65,11 @@ class PartitionReader(Consumer):
         """Whether the partition did not have this reader before."""
         return isinstance(self._queue, ReaderQueue) and self._queue.newly_registered
 
+    @property
+    def begins_after(self) -> int:
+        """See :attr:`.ReaderQueue.begins_after`."""
+        return self._queue.begins_after if isinstance(self._queue, ReaderQueue) else 0
+
     def flush_all(self) -> None:
         """Also dequeue what saved positions need; for a partition that is about to be sealed."""
         self._ack_processed(1, all_of_them=True)
@@ -365,6 +370,18 @@ class TopicConsumer(BatchLoop):
             in_parallel(self._runtime, open_one, missing)
         finally:
             self._readers = dict(sorted((self._readers | opened).items()))
+        if self._config.reader in (description.readers or {}):
+            for name, reader in opened.items():
+                if reader.begins_after:
+                    log.warning(
+                        "reader %r was not registered in partition %s, and begins there at "
+                        "sequence %d: the %d batches before it were not kept for it. An earlier "
+                        "release may have added the partition.",
+                        self._config.reader,
+                        name,
+                        reader.begins_after,
+                        reader.begins_after,
+                    )
 
     def _register(self, reader: str) -> None:
         """Make a reader that is new to the topic, or to a partition, one of the whole topic: it

@@ -228,7 +228,8 @@ class Topic:
 
         In a partition that lacks it, the reader begins at the oldest batch that is kept there. A
         reader calls this when it starts for the first time, before it hands out a record. Does
-        nothing for a queue that stands for a topic.
+        nothing for a queue that stands for a topic. Logs a warning where this process does not have
+        the right to do this.
 
         Raises:
             InvalidInput: A partition would have too many readers.
@@ -241,7 +242,19 @@ class Topic:
             self._register([name], self._indexes(before.active))
             return before.with_reader(name, self._runtime.now_ms())
 
-        return self._settle(prepare)
+        try:
+            return self._settle(prepare)
+        except errors.PermanentStorageError as error:
+            # A reader may have the right to write its partitions only. An expansion finds it there,
+            # unless it began before the reader did.
+            log.warning(
+                "reader %r is not named in the description of the topic at %s: %s. It may miss "
+                "batches if partitions are added at this moment.",
+                name,
+                self.url,
+                error,
+            )
+            return self.description
 
     def register_missing(self) -> dict[str, dict[str, int]]:
         """Register every reader that some partitions have in those active partitions that lack it.

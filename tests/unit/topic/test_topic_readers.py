@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.ownership import TOPIC_KEY
@@ -328,6 +328,37 @@ def test_a_reader_that_lost_batches_in_one_partition_is_not_registered_silently(
     assert world.readers_in(0, 1) == [("billing", "search"), ("search",)]
     assert world.opened().register_missing() == {}
     assert world.readers_in(1) == [("search",)]
+
+
+def test_a_reader_that_may_not_write_the_description_reads_and_is_found_in_the_partitions(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.append(0, 1)
+    world.store.fail("put_if", TOPIC_KEY, PermanentStorageError("403 Forbidden"))
+    assert world.read_and_stop("billing") == [1]
+    assert "reader 'billing' is not named in the description of the topic" in caplog.text
+    world.store.heal()
+    assert world.registered() is None
+    world.topic.expand(3)
+    assert world.readers_in(2) == [("billing",)]
+
+
+def test_a_reader_is_warned_of_batches_that_a_partition_did_not_keep_for_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A partition that an earlier release has added does not know the reader."""
+    world.read_and_stop("billing")
+    unregister(world.store, Log(world.store, world.config(1), world.runtime), "billing")
+    world.append(1, 1, 2, 3)
+    world.read_and_stop("search")
+    world.collect(1)
+    assert caplog.text.count("was not registered") == 0
+    world.append(1, 4)
+    assert world.read_and_stop("billing") == [4]
+    (line,) = [each.message for each in caplog.records if "was not registered" in each.message]
+    assert "'billing'" in line
+    assert NAMES[1] in line
+    assert "3 batches" in line
 
 
 def test_a_change_that_always_loses_ends_with_an_error(world: World) -> None:
