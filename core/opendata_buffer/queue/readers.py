@@ -716,6 +716,11 @@ class ReaderQueue:
                 "started here, or it was deleted."
             )
         if self.name not in index.readers:
+            if self._runtime.now_ms() - before.moved_ms < index.reader_expiry_ms:
+                return (
+                    f"A start of reader {self.name!r} was interrupted before the log knew the "
+                    "reader, so they were not kept for it."
+                )
             return self._expired(index)
         if given is None or before.next < index.floor:
             return self._overtaken(index)

@@ -454,3 +454,25 @@ def test_a_reader_that_starts_while_the_floor_rises_says_so() -> None:
     with pytest.raises(DataLoss, match="rose to 40 after") as lost:
         house.reader("new", 4)
     assert "did not move" not in str(lost.value)
+
+
+def test_a_first_start_that_was_interrupted_is_not_called_expired() -> None:
+    house = House()
+    house.append(40)
+    quick = house.reader("quick")
+    write = house.store.put_if
+
+    def killed(key: str, *arguments: Any) -> Any:
+        if key.endswith("_log.json"):
+            raise Killed
+        return write(key, *arguments)
+
+    house.store.put_if = killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        house.reader("new")
+    house.store.put_if = write  # type: ignore[method-assign]
+    read(quick)
+    house.collect()
+    with pytest.raises(DataLoss, match="A start of reader 'new' was interrupted"):
+        house.reader("new")
+    assert house.reader("new", allow_data_loss=True).first_sequence == 40

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +23,8 @@ from tests.unit.topic.test_readers import LogTopic, drained, small_segments
 from tests.unit.topic.world import NAMES, URL
 
 __all__ = ["small_segments"]
+
+SEEDS = min(int(os.environ.get("OPENDATA_BUFFER_SEEDS", "10")), 200)
 
 
 class Killed(BaseException):
@@ -359,6 +364,78 @@ def test_a_reader_is_warned_of_batches_that_a_partition_did_not_keep_for_it(
     assert "'billing'" in line
     assert NAMES[1] in line
     assert "3 batches" in line
+
+
+def test_f47_random_histories_of_readers_and_expansions_lose_nothing(
+    small_segments: None,
+) -> None:
+    """Readers start and stop, the topic grows, collectors run, and each may be killed."""
+    kills = expansions = 0
+    for seed in range(SEEDS):
+        history = History(seed)
+        history.run(30)
+        history.check()
+        kills += history.kills
+        expansions += history.expansions
+    assert kills >= SEEDS // 2
+    assert expansions >= SEEDS // 2
+
+
+class History:
+    """Random steps on a topic of logs, and what each reader has to get."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.dice = random.Random(seed)
+        self.world = World()
+        self.produced = 0
+        self.first: dict[str, int] = {}  # the first value after a start of the reader
+        self.got: dict[str, set[int]] = {}
+        self.kills = self.expansions = 0
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            partitions = len(self.world.opened().description.active)
+            step = self.dice.choice((self.append, self.append, self.read, self.read, self.change))
+            if step == self.append:
+                self.append(partitions)
+            elif self.dice.random() < 0.3:
+                number = self.dice.randrange(8)
+                self.kills += self.world.kill_at_write(number, partial(step, partitions))
+            else:
+                step(partitions)
+            self.world.runtime.advance(600)
+
+    def append(self, partitions: int) -> None:
+        self.world.append(self.dice.randrange(partitions), self.produced)
+        self.produced += 1
+
+    def read(self, partitions: int) -> None:
+        name, only = self.dice.choice("abc"), self.dice.choice([None, None, ["0"], ["1"]])
+        # Until the first start has ended, the reader may begin with a later batch.
+        is_new = name not in self.first
+        with self.world.consumer(name, partitions=only, allow_data_loss=is_new) as consumer:
+            self.first.setdefault(name, self.produced)
+            while (batch := consumer.next_batch()) is not None:
+                self.got.setdefault(name, set()).update(int(bytes(v)) for v in batch.entries)
+                batch.ack()
+
+    def change(self, partitions: int) -> None:
+        kind = self.dice.randrange(4)
+        if kind == 0 and partitions < 5:
+            self.world.opened().expand(partitions + 1)
+            self.expansions += 1
+        elif kind == 1:
+            self.world.opened().register_missing()
+        else:
+            self.world.collect(*range(partitions))
+
+    def check(self) -> None:
+        """Every reader gets all that was produced after it had started."""
+        for name, first in self.first.items():
+            self.got.setdefault(name, set()).update(self.world.read_and_stop(name))
+            missing = {*range(first, self.produced)} - self.got[name]
+            assert not missing, f"reader {name} misses {missing} with seed {self.seed}"
 
 
 def test_a_change_that_always_loses_ends_with_an_error(world: World) -> None:
