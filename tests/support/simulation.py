@@ -321,6 +321,7 @@ class Simulation:
     Args:
         seed: Of everything that is left to chance.
         max_steps: Scheduling decisions after which a run counts as endless.
+        shown: Events that the history keeps, the newest ones; None for all.
 
     Attributes:
         seed: As given.
@@ -332,7 +333,7 @@ class Simulation:
             each run.
     """
 
-    def __init__(self, seed: int, *, max_steps: int = 1_000_000) -> None:
+    def __init__(self, seed: int, *, max_steps: int = 1_000_000, shown: int | None = 400) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.now = 0.0
@@ -345,7 +346,7 @@ class Simulation:
         self._main: SimTask | None = None
         self._failure: BaseException | None = None
         self._ended = False
-        self._history: deque[str] = deque(maxlen=400)
+        self._history: deque[str] = deque(maxlen=shown)
         self._digest = 0
         self._system = SystemRuntime()
 

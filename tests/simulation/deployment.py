@@ -1,0 +1,593 @@
+"""One deployment: a store, processes around it, faults, and the history that a seed draws.
+
+A history has four parts. First the *features* of the combination prepare the store: a topic, a log,
+another client's layout. Then producers, readers, collectors, and an operator run at the same time;
+processes crash, freeze, lose answers, and are replaced while they still run. Then all faults are
+healed, and everything that was acknowledged has to arrive. At last everybody stops, the grace
+period passes, the collector runs, and what is left in the store is compared with what may be left.
+
+Time is virtual and one seed gives one history (:mod:`tests.support.simulation`). The code under
+test is the real one; only clock, threads, network, and store are simulated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+from unittest import mock
+
+import opendata_buffer.gc
+from opendata_buffer import outcomes
+from opendata_buffer.admin.target import Target
+from opendata_buffer.admin.trim import collect
+from opendata_buffer.broker import committer as broker_committer
+from opendata_buffer.broker import worker as broker_worker
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    QueueConfig,
+    StoreOptions,
+)
+from opendata_buffer.errors import (
+    Closed,
+    CommitStateUnknown,
+    Conflict,
+    Drained,
+    Fenced,
+    FlushFailed,
+    QueueFull,
+    StorageError,
+    Superseded,
+)
+from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.queue import log as queue_log
+from opendata_buffer.queue import readers as queue_readers
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.topic import consumer as topic_consumer
+from opendata_buffer.topic.topic import Topic
+from tests.simulation.oracle import Oracle
+from tests.support.faults import HarshPlan, HarshStore
+from tests.support.network import SimNetwork
+from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
+
+T = TypeVar("T")
+
+URL = "memory://simulation"
+GRACE_S = 60.0
+MAX_SKEW_MS = 15 * 60 * 1000
+WAIT_S = 3_600.0
+"""Virtual seconds in which everything has to arrive once all faults are healed."""
+
+TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed, QueueFull)
+"""What a caller answers with another try."""
+
+REPLACED = (Fenced, Superseded, Drained, Closed)
+"""What ends a process: another one took its place, or its partition has left."""
+
+ONE = ""
+"""The name of the partition of a queue that is not a topic."""
+
+
+@contextmanager
+def small_logs() -> Iterator[None]:
+    """Cut segments of a few entries, and remember few of the entries that were read."""
+    with (
+        mock.patch.object(Log, "most_entries", 8),
+        mock.patch.object(Log, "left_entries", 3),
+        mock.patch.object(Log, "most_moved", 20),
+        mock.patch.object(queue_log, "FAN", 3),
+        mock.patch.object(queue_log, "REMEMBERED", 6),
+        mock.patch.object(queue_readers, "REMEMBERED", 6),
+        mock.patch.object(opendata_buffer.gc, "REMEMBERED", 6),
+        # A killed process's generator would take its lock when it is collected as garbage.
+        mock.patch.object(topic_consumer, "MAX_PREFETCH", 1),
+    ):
+        yield
+
+
+@dataclass(eq=False)
+class Node:
+    """One simulated process, and its way to the store."""
+
+    name: str
+    runtime: SimRuntime
+    store: HarshStore
+    writes_left: int | None = None
+    """It is killed when it wants to write once more than this often."""
+
+    @property
+    def alive(self) -> bool:
+        return self.runtime.alive
+
+
+class NodeStore:
+    """One process's way to the shared store: another process may go on before and after each
+    access, and the oracle sees each change at the moment when it takes effect."""
+
+    def __init__(self, deployment: Deployment, node_name: str) -> None:
+        self._deployment = deployment
+        self._inner = deployment.memory
+        self._name = node_name
+        self.node: Node | None = None
+
+    @property
+    def url(self) -> str:
+        return URL
+
+    def get(self, key: str, **options: Any) -> Blob | None:
+        self._begin("get", key)
+        found = self._inner.get(key, **options)
+        self._deployment.simulation.checkpoint()
+        return found
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._begin("put", key)
+        self._inner.put(key, data)
+        self._deployment.oracle.object_written(self._name, key, bytes(data))
+        self._deployment.simulation.checkpoint()
+
+    def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
+        self._begin("put_if", key)
+        outcome = self._inner.put_if(key, data, condition)
+        if isinstance(outcome, outcomes.Applied):
+            self._deployment.oracle.object_written(self._name, key, data)
+        self._deployment.simulation.log(f"  {type(outcome).__name__}")
+        self._deployment.simulation.checkpoint()
+        return outcome
+
+    def check_conditional_writes(self, near: str) -> None:
+        self._inner.check_conditional_writes(near)
+
+    def list(self, prefix: str, **options: Any) -> Listing:
+        self._begin("list", prefix)
+        listing = self._inner.list(prefix, **options)
+        self._deployment.simulation.checkpoint()
+        return listing
+
+    def delete_many(self, keys: Any) -> tuple[DeleteFailure, ...]:
+        failed: list[DeleteFailure] = []
+        for key in keys:
+            self._begin("delete", key)
+            failed += self._inner.delete_many([key])
+            self._deployment.oracle.object_deleted(self._name, key)
+        self._deployment.simulation.checkpoint()
+        return tuple(failed)
+
+    def _begin(self, operation: str, key: str) -> None:
+        self._deployment.on_access(self.node, operation)
+        self._deployment.simulation.checkpoint()
+        self._deployment.simulation.log(f"{self._name} {operation} {key}")
+
+
+class Deployment(Dice):
+    """Everything that one history consists of; every choice comes from the seed.
+
+    Attributes:
+        happened: How often each feature took part, by its name. A feature that is in the
+            combination and not in here fails the history: it would test nothing.
+        faults: How often each fault hit a process.
+        calm: All faults are healed.
+        over: Everybody has to end.
+        stopped: An operator has stopped all programs.
+        reader_names: Names of the readers of a log; empty for a queue.
+    """
+
+    def __init__(self, seed: int, *, shown: int | None = 80) -> None:
+        self.simulation = Simulation(seed, max_steps=400_000, shown=shown)
+        self.seed = seed
+        self.log = self.simulation.log
+        self.fail = self.simulation.fail
+        self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
+        self.network = SimNetwork(self.simulation)
+        self.oracle = Oracle(self.fail, self.partition_of_manifest)
+        self.happened: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.calm = self.over = self.stopped = self.held = self.slowly = False
+        self.is_topic = self.is_log = False
+        self.prefix, self.manifest_path = "ingest", ""
+        self.partitions = 2
+        self.broker = "off"
+        self.wrong_clocks = False
+        self.quiet_s = 0.0
+        """What has to pass at the end besides the grace period, seconds."""
+        self.expiry_ms = 7 * 24 * 60 * 60 * 1000
+        self.retention_ms: int | None = None
+        self.isolation = "read_uncommitted"
+        self.director = self.simulation.process("director")
+        self.nodes: list[Node] = []
+        self.writers: list[SimTask] = []
+        self.script: list[tuple[str, Callable[[], bool]]] = []
+        """What the operator does, in any order: a name, and a call that says whether it did."""
+        self.script_done = False
+        self.left: Counter[str] = Counter()
+        """How many objects of each kind the history left."""
+        self.programs: list[Any] = []
+        """The readers."""
+        self.down: set[str] = set()
+        """Readers that are not started for now."""
+        self.backups: dict[str, Any] = {}
+        """Copies that an operator keeps of some objects."""
+        self.turns: list[str] = []
+        """Programs that read the same queue, one after the other."""
+        self.turn = 0
+        self.plan = self._draw_faults()
+
+    def _draw_faults(self) -> HarshPlan:
+        return HarshPlan(
+            cas_lost_after=self.uniform(0, 0.1),
+            cas_lost_before=self.uniform(0, 0.1),
+            cas_late=self.uniform(0, 0.05),
+            get_errors=self.uniform(0, 0.03),
+            put_errors=self.uniform(0, 0.05),
+            list_errors=self.uniform(0, 0.05),
+            delete_errors=self.uniform(0, 0.1),
+            get_ms=30,
+            put_ms=60,
+            cas_ms=60,
+            list_ms=60,
+            delete_ms=60,
+            jitter=0.5,
+        )
+
+    # Where things are.
+
+    def partition_of_manifest(self, key: str) -> str | None:
+        """The partition whose manifest this key is."""
+        if self.is_topic:
+            name, _, rest = key.partition("/")
+            return name if rest == "manifest" else None
+        return ONE if key == self.config(QueueConfig).manifest_path else None
+
+    def partition_of(self, key: str) -> str:
+        """The partition to which an object belongs."""
+        return key.partition("/")[0] if self.is_topic else ONE
+
+    def config(self, kind: type[Any], partition: str = ONE, **settings: Any) -> Any:
+        """A configuration of the queue, of the topic, or of one partition of it."""
+        settings.setdefault("store_options", StoreOptions(timeout_ms=20_000))
+        if not self.is_topic:
+            settings |= {"data_path_prefix": self.prefix, "manifest_path": self.manifest_path}
+        made = kind(store=URL, **settings)
+        return Topic.config_of(partition, made) if partition else made
+
+    def producer_config(self, partition: str = ONE) -> ProducerConfig:
+        """Settings of a producer."""
+        found: ProducerConfig = self.config(
+            ProducerConfig,
+            partition,
+            broker=self.broker,
+            flush_interval_ms=100,
+            delivery_timeout_ms=30_000,
+        )
+        return found
+
+    def consumer_config(self, partition: str = ONE, **settings: Any) -> ConsumerConfig:
+        """Settings of a consumer, with a collector that works soon."""
+        settings.setdefault("create_if_missing", True)
+        found: ConsumerConfig = self.config(
+            ConsumerConfig, partition, ack_interval=1 + self.draw(4), gc=self.gc(), **settings
+        )
+        return found
+
+    def gc(self) -> GarbageCollectorConfig:
+        """Settings of a collector."""
+        return GarbageCollectorConfig(interval_ms=15_000, grace_period_ms=int(GRACE_S * 1000))
+
+    def names(self) -> list[str]:
+        """The partitions as the store has them now; of a queue the one."""
+        if not self.is_topic:
+            return [ONE]
+        topic = Topic.open(URL, store=self.memory, runtime=self.director)
+        return topic.description.names
+
+    def target(self, node: Node) -> Target:
+        """What an operator's command works on."""
+        config = self.consumer_config()
+        topic = None
+        if self.is_topic:
+            topic = Topic.open(URL, store=node.store, runtime=node.runtime)
+        return Target(node.store, config, node.runtime, topic)
+
+    # Processes.
+
+    def node(self, role: str) -> Node:
+        """A new process; with wrong clocks, every second one is wrong by minutes."""
+        name = f"{role}#{len(self.nodes)}"
+        skew_ms = 0
+        if self.wrong_clocks and not self.calm and self.chance(0.5):
+            skew_ms = self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS
+        runtime = self.simulation.process(name, clock_skew_ms=skew_ms)
+        way = NodeStore(self, name)
+        store = HarshStore(way, runtime, self.plan, seed=self.draw(2**32))
+        node = Node(name, runtime, store)
+        way.node = node
+        self.nodes.append(node)
+        return node
+
+    def on_access(self, node: Node | None, operation: str) -> None:
+        """Kill a process at the write that a history has chosen."""
+        if node is None or node.writes_left is None or operation not in ("put", "put_if", "delete"):
+            return
+        node.writes_left -= 1
+        if node.writes_left < 0:
+            node.writes_left = None
+            self.crash(node)
+
+    def crash(self, node: Node) -> None:
+        """End a process as kill -9 does."""
+        if not node.alive:
+            return
+        self.network.kill(node.runtime)
+        self.simulation.kill(node.runtime)
+
+    def patiently(self, node: Node, call: Callable[[], T]) -> T:
+        """Try again while the store does not answer."""
+        while True:
+            try:
+                return call()
+            except TROUBLE as error:
+                self.log(f"{node.name}: {error}")
+                node.runtime.sleep(1)
+
+    def keep_alive(
+        self,
+        role: str,
+        live: Callable[[Node], None],
+        *,
+        finished: Callable[[], bool] = lambda: False,
+        may_run: Callable[[], bool] = lambda: True,
+        takeovers: bool = True,
+    ) -> SimTask:
+        """Run a program again and again, and let faults hit it.
+
+        ``takeovers``: the next process may start while the one before still runs.
+        """
+
+        def supervise() -> None:
+            while not self.over and not finished():
+                if self.stopped or not may_run():
+                    self.director.sleep(0.5)
+                    continue
+                node = self.node(role)
+                task = node.runtime.spawn(partial(live, node), "main")
+                self._watch(node, task, may_run, takeovers)
+                self.director.sleep(self.uniform(0.1, 2))
+
+        return self.director.spawn(supervise, f"supervisor of {role}")
+
+    def _watch(
+        self, node: Node, task: SimTask, may_run: Callable[[], bool], takeovers: bool
+    ) -> None:
+        while task.is_alive():
+            task.join(1.0 if not self.calm else 10.0)
+            if not task.is_alive() or self.over:
+                task.join()
+            elif self.stopped or not may_run():
+                self.crash(node)
+                return
+            elif (
+                not self.calm
+                and self.chance(0.02 if self.slowly else 0.08)
+                and self._fault(node, takeovers)
+            ):
+                return
+
+    def _fault(self, node: Node, takeovers: bool) -> bool:
+        """Let one fault hit a process; True where another one takes its place."""
+        fault = ("crash", "pause", "outage", "takeover", "late answers")[self.draw(5)]
+        if fault == "takeover" and not takeovers:
+            fault = "crash"
+        self.faults[fault] += 1
+        self.log(f"{fault} of {node.name}")
+        if fault == "crash":
+            self.crash(node)
+            if self.chance(0.5):
+                self.director.sleep(self.uniform(0, 1))
+                node.store.land_late_puts()
+            return True
+        if fault == "pause":
+            self.simulation.pause(node.runtime, self.uniform(0.5, 25))
+        elif fault == "takeover":
+            if self.chance(0.5):
+                self.simulation.pause(node.runtime, self.uniform(1, 20))
+            return True
+        else:
+            changes = {"get_errors": 1.0, "put_errors": 1.0, "cas_lost_after": 1.0}
+            if fault == "late answers":
+                changes = {"cas_late": 0.7, "late_operations": self.draw(10)}
+            node.store.plan = replace(self.plan, **changes)
+            self.director.spawn(partial(self._end_outage, node), f"outage of {node.name}")
+        return False
+
+    def _end_outage(self, node: Node) -> None:
+        self.director.sleep(self.uniform(1, 15))
+        node.store.plan = self.plan
+
+    # What an operator does.
+
+    def operate(self, action: Callable[[Node], T], *, crashes: bool = True) -> T:
+        """Run an operator's command. It may be killed between two of its writes; then it is run
+        again, as an operator does."""
+        results: list[T] = []
+        for attempt in range(20):
+            node = self.node("operator")
+            if crashes and attempt == 0 and not self.calm and self.chance(0.4):
+                node.writes_left = self.draw(6)
+
+            def run(node: Node = node) -> None:
+                results.append(self.patiently(node, lambda: action(node)))
+
+            task = node.runtime.spawn(run, "main")
+            task.join()
+            if results:
+                return results[0]
+            self.faults["operator crash"] += 1
+            node.store.land_late_puts()
+        self.fail("the operator's command was killed again and again")
+        raise AssertionError
+
+    @contextmanager
+    def maintenance(self) -> Iterator[None]:
+        """Stop all programs, as the docs demand before a repair, and start them afterwards."""
+        self.stopped = True
+        self.log("all programs are stopped")
+        for node in self.nodes:
+            if not node.name.startswith(("operator", "director")):
+                self.crash(node)
+        self.director.sleep(3)
+        for node in self.nodes:
+            node.store.land_late_puts()
+        yield
+        self.log("all programs are started again")
+        self.stopped = False
+
+    @contextmanager
+    def readers_held(self) -> Iterator[None]:
+        """Stop all readers for a while, so that records wait in the queue."""
+        self.held = True
+        self.director.sleep(self.uniform(6, 10))
+        yield
+        self.held = False
+
+    @contextmanager
+    def without(self, program: str) -> Iterator[None]:
+        """Keep one reader down for a while, in which little is written."""
+        self.slowly = True
+        self.down.add(program)
+        for node in self.nodes:
+            if node.name.startswith(f"{program}#"):
+                self.crash(node)
+        yield
+        self.down.discard(program)
+        self.slowly = False
+
+    def idle(self, node: Node) -> None:
+        """Wait until a reader looks for new batches again."""
+        node.runtime.sleep(self.uniform(0.5, 20 if self.calm else 10 if self.slowly else 3))
+
+    def may_read(self, program: str) -> bool:
+        """Whether a reader may run."""
+        return not self.held and program not in self.down
+
+    # The history.
+
+    def run(self) -> None:
+        """Play the whole history. The features have added their programs by now."""
+        operator = self.director.spawn(self._follow_script, "script")
+        rotation = self.director.spawn(self._take_turns, "turns")
+        operator.join()
+        self.script_done = True
+        rotation.join()
+        self._heal()
+        self._await_arrival()
+        self.director.sleep(60)  # for what carries no records: markers of transactions
+        self.over = True
+        self.director.sleep(90)
+        for node in self.nodes:
+            self.crash(node)
+        self._collect()
+
+    def _follow_script(self) -> None:
+        self._await(lambda: len(self.oracle.acknowledged) >= 4, "nothing was written")
+        steps = self.script
+        self.simulation.random.shuffle(steps)
+        for name, step in steps:
+            for _ in range(25):
+                self.director.sleep(self.uniform(2, 8))
+                if step():
+                    self.happened[name] += 1
+                    break
+        self.director.sleep(self.uniform(5, 15))
+
+    def _take_turns(self) -> None:
+        """Let the programs that read the same queue take it over from each other."""
+        if len(self.turns) < 2:
+            return
+        rounds = 0
+        while not self.script_done or rounds < len(self.turns) + 1:
+            self.director.sleep(self.uniform(8, 15))
+            self.turn += 1
+            rounds += 1
+
+    def has_turn(self, role: str) -> bool:
+        """Whether a program may read the queue now."""
+        return self.may_read(role) and self.turns[self.turn % len(self.turns)] == role
+
+    def _await(self, condition: Callable[[], bool], failure: str, limit_s: float = WAIT_S) -> None:
+        until = self.simulation.now + limit_s
+        while not condition():
+            if self.simulation.now > until:
+                self.fail(failure)
+            self.director.sleep(1)
+
+    def _heal(self) -> None:
+        self.log("all faults are healed")
+        self.calm = True
+        self.plan = HarshPlan(get_ms=20, put_ms=20, cas_ms=20, list_ms=20, delete_ms=20)
+        for node in self.nodes:
+            node.runtime.clock_skew_ms = 0
+            node.store.plan = self.plan
+            node.store.land_late_puts()
+
+    def _await_arrival(self) -> None:
+        self._await(
+            lambda: not any(task.is_alive() for task in self.writers), "a writer never ended"
+        )
+        until = self.simulation.now + WAIT_S
+        while missing := self.oracle.missing():
+            if self.simulation.now > until:
+                name, records = next(iter(missing.items()))
+                self.fail(
+                    f"{name} never got {len(records)} acknowledged records: "
+                    f"{self.oracle.where(records[0])}"
+                )
+            self.director.sleep(5)
+
+    def _collect(self) -> None:
+        """Let the grace period pass, and collect whatever is not needed."""
+        self.director.sleep(self.quiet_s + 2 * GRACE_S + 900)
+
+        def run(node: Node) -> None:
+            target = self.target(node)
+            if target.topic is not None:
+                target.topic.remove_drained(0)
+            collect(target)
+            for queue in target.queues():
+                if queue.reader().find() is not None:
+                    GarbageCollector(node.store, queue.config, runtime=node.runtime).run_once()
+
+        for _ in range(3):
+            self.operate(run)
+            self.director.sleep(2 * GRACE_S)
+
+    def create(self) -> None:
+        """Make the topic or the queue, with this deployment's grace period."""
+        node = self.node("operator")
+        if self.is_topic:
+            config = self.config(QueueConfig)
+            Topic.create(config, self.partitions, store=self.memory, runtime=self.director)
+        for name in self.names():
+            config = self.config(QueueConfig, name)
+            claim = partial(claim_for_writing, node.store, config, runtime=node.runtime)
+            self.patiently(node, partial(claim, grace_ms=int(GRACE_S * 1000)))
+
+    @contextmanager
+    def simulated_network(self) -> Iterator[None]:
+        """Let the programs' brokers and clients find each other in the simulation."""
+
+        def network(runtime: SimRuntime, *_: object) -> object:
+            return self.network.of(runtime)
+
+        with (
+            mock.patch.object(broker_committer, "WebSocketNetwork", network),
+            mock.patch.object(broker_worker, "WebSocketNetwork", network),
+        ):
+            yield

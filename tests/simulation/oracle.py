@@ -1,0 +1,285 @@
+"""One model of a whole deployment: what was promised, and whether the promise was kept.
+
+The oracle knows nothing about features. It sees four kinds of facts and compares them:
+
+* what the store holds: every batch object and every manifest entry, at the moment they are written;
+* what writers were told: a record whose write was confirmed is *acknowledged*;
+* what readers got: the batches that were handed to each reader, with their sequences;
+* what was legally given up: an operator trimmed it, moved a reader past it, let a reader expire, or
+  a client that does not know logs took it.
+
+The promise is then one sentence: **every acknowledged record reaches every reader exactly once and
+in the order of its writer, or an error names it; no object is deleted that a reader still needs.**
+
+A loss has two degrees. What an operator gives up is gone without a word (:meth:`Oracle.give_up`).
+What was taken from a reader may be missing only if an error of the library named its sequence to
+that reader (:meth:`Oracle.may_lose`, then :meth:`Oracle.name_loss`). An error that names a batch
+which nobody took is a failure as well: its reader would skip a batch that is there.
+
+Records are bytes ``<writer>:<number>``. Each process of a writer has a name of its own and counts
+its records from 0, so the order of delivery can be checked from the records alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from opendata_buffer.errors import CorruptData, OpenDataBufferError
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.manifest import Manifest
+
+
+def record_of(writer: str, number: int) -> bytes:
+    """The record with this number of a writer."""
+    return f"{writer}:{number}".encode()
+
+
+@dataclass
+class ReaderView:
+    """What one reader got, and what it may do.
+
+    ``once``: it keeps its position together with its results, so it gets each batch once. Others
+    may get a batch again after a crash. Workers share the batches of a queue, so they get them not
+    ``in_order``. ``committed``: it reads only committed transactions, each
+    of them once even if its writer wrote it twice.
+    """
+
+    name: str
+    once: bool = True
+    committed: bool = False
+    in_order: bool = True
+    got: dict[bytes, tuple[str, int]] = field(default_factory=dict)
+    """Partition and epoch in which each record was delivered first."""
+    places: set[tuple[str, int, str]] = field(default_factory=set)
+    """Partition, sequence, and location of each batch it got."""
+    given_up: set[bytes] = field(default_factory=set)
+    may_lose: set[bytes] = field(default_factory=set)
+    named: set[bytes] = field(default_factory=set)
+    expired: bool = False
+    """It did not move for so long that everything may have been taken from it."""
+    last: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    """By writer, partition, and epoch: the highest number that it got."""
+
+
+class Oracle:
+    """The model of one deployment.
+
+    Args:
+        fail: Called with the first broken promise; does not return.
+        partition_of: The partition of a manifest's key, or None for another object.
+    """
+
+    def __init__(
+        self, fail: Callable[[str], object], partition_of: Callable[[str], str | None]
+    ) -> None:
+        self._fail = fail
+        self._partition_of = partition_of
+        self.batches: dict[str, list[bytes]] = {}
+        """Records of every batch object that was ever written, by its key."""
+        self.entries: dict[str, dict[int, str]] = defaultdict(dict)
+        """By partition and sequence, the location that a manifest named."""
+        self.acknowledged: dict[bytes, None] = {}
+        self.rolled_back: set[bytes] = set()
+        self.repeatable: set[bytes] = set()
+        """Records whose writer writes them again when it gets no answer."""
+        self.readers: dict[str, ReaderView] = {}
+        self.repeats_allowed = False
+        """A rebuilt manifest may repeat batches, and orders them by name (decision 0011)."""
+        self.deleted: set[str] = set()
+        self.damaged: set[str] = set()
+        """Objects that a fault destroyed."""
+
+    # Facts about the store.
+
+    def object_written(self, process: str, key: str, data: bytes) -> None:
+        """Note a write of any object."""
+        partition = self._partition_of(key)
+        if partition is not None:
+            self._manifest_written(partition, data)
+        elif "/_" not in f"/{key}":
+            with suppress(OpenDataBufferError):
+                self.batches[key] = decode_batch(data)
+                self.deleted.discard(key)
+
+    def _manifest_written(self, partition: str, data: bytes) -> None:
+        with suppress(CorruptData):
+            for entry in Manifest.parse(data).entries():
+                self.entries[partition][entry.sequence] = entry.location
+
+    def object_deleted(self, process: str, key: str) -> None:
+        """Note that a process deleted an object; fail where a reader still needs it."""
+        self.deleted.add(key)
+        for record in self.batches.get(key, ()):
+            if record not in self.acknowledged or not self._is_in(record, key):
+                continue
+            if "v1-thief" in process:  # nothing stops a client that knows no log
+                self.may_lose([record])
+                continue
+            for reader in self.readers.values():
+                lost = reader.expired or record in reader.may_lose
+                if not self._is_settled(reader, record) and not lost:
+                    self._fail(f"{process} deleted {key}, and {reader.name} never got {record!r}")
+
+    def _is_in(self, record: bytes, key: str) -> bool:
+        """Whether no other object has the record."""
+        if record not in self.repeatable:
+            return True
+        others = (
+            other for other, records in self.batches.items() if other != key and record in records
+        )
+        return all(other in self.deleted for other in others)
+
+    # Facts about writers.
+
+    def acknowledge(self, records: Iterable[bytes]) -> None:
+        """A writer was told that these are durable."""
+        self.acknowledged.update(dict.fromkeys(records))
+
+    def roll_back(self, records: Iterable[bytes]) -> None:
+        """A transaction with these records was rolled back for sure."""
+        self.rolled_back.update(records)
+
+    def may_repeat(self, records: Iterable[bytes]) -> None:
+        """The writer of these writes them again when it gets no answer."""
+        self.repeatable.update(records)
+
+    # Facts about readers.
+
+    def reader(self, name: str, *, once: bool = True, committed: bool = False) -> ReaderView:
+        """The view of a reader, which is new or known. A name that several programs read by gives
+        the weakest promise of them."""
+        view = self.readers.setdefault(name, ReaderView(name, once, committed))
+        view.once, view.committed = view.once and once, view.committed and committed
+        return view
+
+    def deliver(
+        self,
+        reader: str,
+        partition: str,
+        sequence: int,
+        location: str,
+        records: Sequence[bytes],
+        *,
+        epoch: int = 0,
+    ) -> None:
+        """A reader got a batch; fail where that breaks a promise."""
+        view = self.readers[reader]
+        place = (partition, sequence, location)
+        if view.once and not self.repeats_allowed:
+            repeated = [place for _, _, known in view.places if known == location]
+            if repeated and records:
+                self._fail(f"{reader} got {place} twice")
+        view.places.add(place)
+        written = self.batches.get(location)
+        if written is not None and [*records] != written:
+            self._fail(f"{reader} got {records} from {location}, which holds {written}")
+        for record in records:
+            self._deliver_record(view, record, partition, sequence, epoch)
+
+    def _deliver_record(
+        self, view: ReaderView, record: bytes, partition: str, sequence: int, epoch: int
+    ) -> None:
+        if view.committed and record in self.rolled_back:
+            self._fail(f"{view.name} got {record!r}, whose transaction was rolled back")
+        again = record in view.got
+        writer_repeats = record in self.repeatable
+        once = view.once and (view.committed or not writer_repeats)
+        if again and once and not self.repeats_allowed:
+            self._fail(f"{view.name} got {record!r} twice, again at {partition} {sequence}")
+        writer, _, number = record.decode().rpartition(":")
+        key = (writer, partition, epoch)
+        last = view.last.get(key, -1)
+        in_order = view.in_order and not writer_repeats and not self.repeats_allowed
+        if in_order and not again and int(number) < last:
+            self._fail(f"{view.name} got {record!r} after number {last} ({partition})")
+        view.last[key] = max(last, int(number))
+        view.got.setdefault(record, (partition, epoch))
+
+    def moved(self, reader: str, partition: str, sequence: int, epoch: int) -> None:
+        """An operator set a reader to a sequence: it gets everything from there on again, and
+        nothing before it. ``epoch`` is that of the new position."""
+        view = self.readers[reader]
+        for place in [*view.places]:
+            if place[0] == partition and place[1] >= sequence:
+                for record in self.batches.get(place[2], ()):
+                    where = view.got.get(record)
+                    if where is not None and where[1] < epoch:
+                        del view.got[record]
+        passed = [seq for seq in self.entries[partition] if seq < sequence]
+        view.given_up.update(self._records_at(partition, passed))
+
+    # Losses.
+
+    def give_up(self, records: Iterable[bytes], reader: str | None = None) -> None:
+        """An operator gave these records up, for one reader or for all."""
+        records = [*records]
+        for view in self._views(reader):
+            view.given_up.update(records)
+
+    def may_lose(self, records: Iterable[bytes], reader: str | None = None) -> None:
+        """These were taken from readers: they are lost if an error names them."""
+        records = [*records]
+        for view in self._views(reader):
+            view.may_lose.update(records)
+
+    def name_loss(self, reader: str, partition: str, first: int, end: int) -> None:
+        """An error told a reader that sequences from ``first`` up to, not including, ``end`` are
+        gone; fail where it names a batch that nobody took."""
+        entries, again = self.entries[partition], set[str]()
+        if self.repeats_allowed:
+            # A rebuilt manifest queues again, at higher sequences, what the old one may have had.
+            again = {location for sequence, location in entries.items() if sequence >= end}
+        sequences = [n for n in entries if first <= n < end and entries[n] not in again]
+        self.name_records(reader, self._records_at(partition, sequences))
+
+    def name_records(self, reader: str, records: Iterable[bytes]) -> None:
+        """As :meth:`name_loss`, by the records."""
+        view = self.readers[reader]
+        for record in records:
+            if record not in self.acknowledged or self._is_settled(view, record):
+                continue
+            if not view.expired and record not in view.may_lose:
+                self._fail(f"an error tells {reader} that {record!r} is lost, and nobody took it")
+            view.named.add(record)
+
+    def records_from(self, partition: str, first: int, end: int) -> list[bytes]:
+        """The records of a range of sequences."""
+        return self._records_at(
+            partition, [seq for seq in self.entries[partition] if first <= seq < end]
+        )
+
+    def _records_at(self, partition: str, sequences: Iterable[int]) -> list[bytes]:
+        locations = (self.entries[partition][seq] for seq in sequences)
+        return [record for location in locations for record in self.batches.get(location, ())]
+
+    def _views(self, reader: str | None) -> list[ReaderView]:
+        return [*self.readers.values()] if reader is None else [self.readers[reader]]
+
+    # At the end.
+
+    def _is_settled(self, view: ReaderView, record: bytes) -> bool:
+        """Whether a reader needs this record no more."""
+        return record in view.got or record in view.given_up or record in view.named
+
+    def missing(self) -> dict[str, list[bytes]]:
+        """By reader, the acknowledged records that it still has to get."""
+        found = {
+            view.name: [r for r in self.acknowledged if not self._is_settled(view, r)]
+            for view in self.readers.values()
+        }
+        return {name: records for name, records in found.items() if records}
+
+    def where(self, record: bytes) -> str:
+        """Where a record was stored and queued, for the text of a failure."""
+        stored = [key for key, records in self.batches.items() if record in records]
+        queued = [
+            f"{partition}@{sequence}"
+            for partition, entries in self.entries.items()
+            for sequence, location in entries.items()
+            if location in stored
+        ]
+        gone = [key for key in stored if key in self.deleted]
+        return f"{record!r} in {stored}, queued at {queued}, deleted {gone}"

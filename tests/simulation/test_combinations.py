@@ -1,0 +1,64 @@
+"""Every pair of features: refused with a clear error, or simulated against one model.
+
+One seed for each pair by day; ``OPENDATA_BUFFER_SEEDS=1000`` plays ten of each, and as many
+triples. A failure prints the command that plays its history again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.combinations import refuse, replay, simulate
+from tests.simulation.conftest import SEED, SEEDS, seeds
+from tests.simulation.coverage import PATH, is_current
+from tests.simulation.features import pairs, refusal_of, triples
+from tests.support.simulation import SimulationFailed
+
+SHARE = 0.01
+"""Of the seeds, for each pair."""
+
+SIMULATED = [pair for pair in pairs() if refusal_of(pair) is None]
+REFUSED = [pair for pair in pairs() if refusal_of(pair) is not None]
+TRIPLES = [triple for triple in triples() if refusal_of(triple) is None]
+
+# Of a killed consumer a read-ahead is left, which the interpreter cannot end in the usual way.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def play(seed: int, names: tuple[str, ...]) -> None:
+    """Play one history; a failure shows its end, and how to play it again."""
+    try:
+        simulate(seed, names)
+    except SimulationFailed as error:
+        pytest.fail(f"{error}\n\n{replay(seed, names)}", pytrace=False)
+
+
+def seeds_of(pair: tuple[str, ...]) -> list[int]:
+    """By day one, which differs from pair to pair: it decides between a queue and a topic."""
+    if os.environ.get(SEED) or os.environ.get(SEEDS):
+        return [*seeds(SHARE)]
+    return [SIMULATED.index(pair)]
+
+
+@pytest.mark.parametrize("pair", SIMULATED, ids=" + ".join)
+def test_a_pair_of_features_keeps_every_promise(pair: tuple[str, str]) -> None:
+    for seed in seeds_of(pair):
+        play(seed, pair)
+
+
+@pytest.mark.parametrize("pair", REFUSED, ids=" + ".join)
+def test_a_pair_that_excludes_each_other_is_refused_with_a_reason(pair: tuple[str, str]) -> None:
+    assert refuse(pair)
+
+
+@pytest.mark.seeds(0.25, 1)
+def test_three_features_keep_every_promise(seed: int) -> None:
+    """The triples in an order that spreads them: a nightly run plays as many as it has seeds."""
+    play(seed, TRIPLES[seed * 997 % len(TRIPLES)])
+
+
+def test_the_table_of_pairs_is_that_of_the_code() -> None:
+    assert is_current(Path(PATH).read_text()), "run: python -m tests.simulation.coverage"
