@@ -115,19 +115,30 @@ def test_what_slips_through_is_caught_by_the_reader_s_filter(pipe: Pipe) -> None
 
 
 def test_a_commit_that_failed_is_made_by_the_next_run(pipe: Pipe) -> None:
+    folder = Path(pipe.url) / "ingest"
+    folder.mkdir()
+    (folder / "_owner.json").write_text('{"version": 1, "manifest": "manifest"}')
+    (folder / "manifest").write_bytes(b"damaged")
+    pipe.feed("a")
+    with pytest.raises(PySparkException, match="CorruptManifest"):
+        pipe.run()
+    uploaded = list(Path(pipe.url).rglob("*.batch"))
+    assert len(uploaded) == 1
+    (folder / "manifest").unlink()
+    pipe.run()
+    assert records(written(pipe.url)) == [b"a"]
+    # abort deleted nothing: what failed is an orphan for the collector.
+    assert uploaded[0].exists()
+
+
+def test_f51_a_query_over_another_queue_s_prefix_fails_before_it_uploads(pipe: Pipe) -> None:
     marker = Path(pipe.url) / "ingest" / "_owner.json"
     marker.parent.mkdir()
     marker.write_text('{"version": 1, "manifest": "other"}')
     pipe.feed("a")
     with pytest.raises(PySparkException, match="belongs to the queue with manifest 'ingest/other'"):
         pipe.run()
-    uploaded = list(Path(pipe.url).rglob("*.batch"))
-    assert len(uploaded) == 1
-    marker.unlink()
-    pipe.run()
-    assert records(written(pipe.url)) == [b"a"]
-    # abort deleted nothing: what failed is an orphan for the collector.
-    assert uploaded[0].exists()
+    assert not list(Path(pipe.url).rglob("*.batch"))
 
 
 def test_only_append_mode_is_written(pipe: Pipe) -> None:
