@@ -2,7 +2,7 @@
 
 A value of the wrong type is dangerous in Python because many values turn into others in silence:
 ``bytes(3)`` is three zero bytes, and ``bytes([65, 66])`` is ``b"AB"``. So every public function
-and every configuration checks what it is given, and raises one error::
+and every configuration checks its arguments, and raises one error::
 
     metadata is 3 (int): use bytes, bytearray or memoryview
 
@@ -10,8 +10,8 @@ The annotations that the type checker reads are the only list of what is accepte
 the decorator :func:`checked`, and dataclasses call :func:`check_fields`. A function that is called
 for every record, such as ``Producer.send``, checks by hand and calls :func:`wrong_type`.
 
-The elements of lists, tuples and dicts are checked too. Those of an iterator are not, because
-that would use them up.
+The elements of lists, tuples and dicts are checked too. An iterator is not read, because that
+would use it up.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def wrong_type(name: str, value: object, use: str, *, secret: bool = False) -> I
     """Return the error of an argument that has the wrong type.
 
     Args:
-        name: Of the argument.
-        value: What was given. Numbers and short texts are shown, such as a number in quotes.
-            Other values might be credentials or data.
-        use: What is accepted.
+        name: The argument's name.
+        value: The value that was given. Numbers and short texts are shown, such as a number in
+            quotes. Other values might be credentials or data.
+        use: The values that are accepted.
         secret: Never show the value.
     """
     return InvalidInput(f"{name} is {_shown(value, secret)}: use {use}")
@@ -82,7 +82,7 @@ def take_bytes(name: str, value: object) -> bytes:
 
     Raises:
         InvalidInput: The value is not ``bytes``, ``bytearray`` or ``memoryview``. Others may have
-            no bytes, or may turn into bytes that nobody meant (failure F48).
+            no bytes, or may turn into other bytes than the caller meant (failure F48).
     """
     if type(value) is bytes:
         return value

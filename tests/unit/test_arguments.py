@@ -347,7 +347,7 @@ def world() -> Iterator[World]:
 
 
 def owner_of(world: World, name: str) -> Any:
-    """What a public function is called on."""
+    """Return the function itself, bound to an example of its class where it is a method."""
     owner, _, method = name.partition(".")
     instances: dict[str, Callable[[], Any]] = {
         "AckIntents": lambda: None,
@@ -486,7 +486,7 @@ SIGNATURES = {each.name: each for each in signatures()}
 
 
 def call(world: World, name: str, arguments: dict[str, Any]) -> Any:
-    """Call it as its caller would, and run what it returns."""
+    """Call it as its caller would, and run the coroutine that it may return."""
     function = owner_of(world, name)
     signed = function.__init__ if inspect.isclass(function) else function
     required = [

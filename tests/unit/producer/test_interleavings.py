@@ -61,7 +61,7 @@ class Explored(SystemRuntime):
 
 @pytest.fixture(autouse=True)
 def _active(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What frontrun's own command sets; its interception of the C library is not needed.
+    # frontrun's own command sets it. Its interception of the C library is not needed here.
     monkeypatch.setenv("FRONTRUN_ACTIVE", "1")
 
 
