@@ -48,8 +48,18 @@ MODULES = {
         "tests/unit/consumer/test_repeats.py",
         "tests/unit/consumer/test_table.py",
     ),
-    "gc": ("tests/unit/gc", "tests/unit/queue/test_log.py", "tests/unit/queue/test_readers.py"),
-    "queue/log": ("tests/unit/queue/test_log.py", "tests/unit/queue/test_readers.py"),
+    "gc": (
+        "tests/unit/gc",
+        "tests/unit/queue/test_log.py",
+        "tests/unit/queue/test_readers.py",
+        "tests/unit/queue/test_retention.py",
+    ),
+    "queue/log": (
+        "tests/unit/queue/test_log.py",
+        "tests/unit/queue/test_log_values.py",
+        "tests/unit/queue/test_readers.py",
+        "tests/unit/queue/test_retention.py",
+    ),
 }
 """The modules that are tested this way, and the tests that have to notice their mutants. These run
 once for every mutant, so the few that start a process or take seconds are left out below."""

@@ -1,18 +1,18 @@
-"""How a stream of bytes, a file, a pipe or a socket, is split into records.
+"""Framings: how a stream of bytes (a file, a pipe, or a socket) is split into records.
 
 ==================  ==========================================================  =============
 framing             a record in the stream                                      any bytes?
 ==================  ==========================================================  =============
-``lines``           what ends at a newline; a ``\\r`` before it belongs to it    without newline
+``lines``           bytes up to a newline; a ``\\r`` before it is in the record  no newlines
 ``ndjson``          one JSON value and a newline                                JSON text
-``protobuf-fixed``  magic word, u32 length, the record (Gazette's framing)      yes
-``length``          u32 length, the record                                      yes
-==================  ==========================================================  =============
+``protobuf-fixed``  magic word, u32 length, the record (Gazette's framing)      yes ``length``
+u32 length, the record                                      yes ==================
+==========================================================  =============
 
-All lengths are little-endian. The last line needs no newline. An empty line is an empty record of
-``lines``; ``ndjson`` passes it over, and keeps the bytes of its records as they are. Where a writer
-died in the middle of a frame, or garbage was written, the magic word of ``protobuf-fixed`` lets a
-reader find the next frame (:func:`unpack_fixed`).
+All lengths are little-endian. The last line needs no newline. An empty line is an empty record in
+``lines``; ``ndjson`` skips it and returns the bytes of other records unchanged. If a writer died in
+the middle of a frame, or wrote garbage, the magic word of ``protobuf-fixed`` lets a reader find the
+next frame (:func:`unpack_fixed`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Kind = Literal["frame", "desync", "error"]
 
 
 class Splitter(ABC):
-    """Cuts one stream into records; made by :attr:`Framing.splitter`.
+    """Splits one stream into records. :attr:`Framing.splitter` creates one.
 
-    It is fed pieces of the stream, of any size. Errors name the record, counted from 1, and the
-    byte of the stream at which it begins, counted from 0. The records before a broken one are
-    returned first: the error is raised by the next call. A record of more than ``max_bytes`` is
-    refused before memory is taken for it.
+    Feed it pieces of the stream, of any size. Errors name the record, counted from 1, and the byte
+    of the stream at which it begins, counted from 0. The records before a broken one are returned
+    first; the next call raises the error. A record larger than ``max_bytes`` is refused before any
+    memory is allocated for it.
     """
 
     @checked
@@ -61,16 +61,16 @@ class Splitter(ABC):
 
     @checked
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The records that ``chunk`` completes.
+        """Return the records that ``chunk`` completes.
 
         Raises:
-            InvalidInput: A record is broken, or larger than allowed.
+            InvalidInput: A record is broken or too large.
         """
         self._raise()
         return self._split(chunk)
 
     def finish(self) -> list[bytes]:
-        """The records that the end of the stream completes.
+        """Return the records that the end of the stream completes.
 
         Raises:
             InvalidInput: The stream ends in the middle of a record.
@@ -93,13 +93,13 @@ class Splitter(ABC):
     def _broken(self, reason: str) -> InvalidInput:
         return InvalidInput(
             f"record {self._record}, at byte {self._begin} of the input: {reason}. The records "
-            "before it were taken; mend the input, or choose the framing it was written with."
+            "before it were accepted. Fix the input, or use the framing it was written with."
         )
 
     def _too_large(self, size: int) -> InvalidInput:
         return self._broken(
-            f"it has {size} bytes or more, and a record may have {self._max_bytes}: raise the "
-            "limit on a batch's size here and at the consumer, or split the record"
+            f"it has {size} bytes or more, and a record may have at most {self._max_bytes}: split "
+            "the record"
         )
 
 
@@ -107,17 +107,17 @@ class Splitter(ABC):
 def unpack_fixed(
     stream: BinaryIO | bytes, *, max_bytes: int = MAX_FRAME_BYTES
 ) -> Iterator[tuple[Kind, bytes]]:
-    """Frames of a stream in Gazette's fixed framing, and the bytes between them.
+    """Yield the frames of a stream in Gazette's fixed framing, and the bytes between them.
 
     Args:
-        stream: Read to its end; or all its bytes.
-        max_bytes: Longest content of a frame. A longer one is an error before memory is taken.
+        stream: A stream, which is read to its end, or all of its bytes.
+        max_bytes: Longest content of a frame. A longer one is an error before memory is allocated.
 
     Yields:
-        ``("frame", bytes)``: a frame with its header of 8 bytes; ``("desync", bytes)``: bytes
-        that were passed over to find the next magic word, long garbage in pieces;
-        ``("error", bytes)``: the last item, where the stream ends in the middle of a frame or
-        a frame is too long: the bytes that there are of it.
+        ``("frame", bytes)`` for a frame with its header of 8 bytes. ``("desync", bytes)`` for bytes
+        that were skipped to find the next magic word; long garbage comes in pieces. ``("error",
+        bytes)`` as the last item if the stream ends in the middle of a frame or a frame is too
+        long, with the part of it that was read.
     """
     source = BytesIO(stream) if isinstance(stream, bytes) else stream
     held = bytearray()
@@ -130,7 +130,7 @@ def unpack_fixed(
             if word != _WORD:
                 kind = "desync"
                 found = held.find(_WORD, 1)
-                # The last bytes may be the beginning of a magic word.
+                # The last bytes may be the start of a magic word.
                 end = found if found >= 0 else len(held) - (len(_WORD) - 1)
             elif size > max_bytes:
                 yield "error", bytes(held)
@@ -144,7 +144,7 @@ def unpack_fixed(
 
 
 class PrefixSplitter(Splitter):
-    """Cuts a stream of records, each of which follows its u32 length and an optional magic word."""
+    """Splits a stream in which a u32 length, after an optional magic word, precedes each record."""
 
     @checked
     def __init__(self, max_bytes: int, word: bytes = b"") -> None:
@@ -163,7 +163,9 @@ class PrefixSplitter(Splitter):
                 (size,) = _LENGTH.unpack_from(held, begin - _LENGTH.size)
                 if held[at : at + len(self._word)] != self._word:
                     found = bytes(held[at : at + 16]).hex(" ")
-                    self._error = self._broken(f"no magic word {self._word.hex(' ')} but {found}")
+                    self._error = self._broken(
+                        f"it starts with {found} instead of the magic word {self._word.hex(' ')}"
+                    )
                 elif size > self._max_bytes:
                     self._error = self._too_large(size)
                 elif begin + size > len(held):
@@ -185,7 +187,7 @@ class PrefixSplitter(Splitter):
 
 
 def _join(records: Iterable[bytes], word: bytes = b"") -> bytes:
-    """The records, each after the magic word and its length."""
+    """Return the records, each after the magic word and its length."""
     pieces: list[bytes] = []
     for record in records:
         pieces += (word, _LENGTH.pack(len(record)), record)
@@ -193,14 +195,14 @@ def _join(records: Iterable[bytes], word: bytes = b"") -> bytes:
 
 
 class LineSplitter(Splitter):
-    """Cuts a stream into lines without their newlines; a ``\\r`` before one is the line's."""
+    """Splits a stream into lines without their newlines; a ``\\r`` before one stays in the line."""
 
     @checked
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
         self._longest = max_bytes
-        self._too_long = 0  # Bytes that there are of a line that is too long.
-        # Pieces, not one growing string: a line of n chunks would be copied n times.
+        self._too_long = 0  # Bytes read of a line that is too long; 0 if there is none.
+        # A list of pieces, because a growing string would be copied for every chunk.
         self._pieces: list[bytes] = []
         self._held = 0
 
@@ -220,7 +222,7 @@ class LineSplitter(Splitter):
         return lines
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        """The lines that a chunk completes, up to one that is too long."""
+        """Return the lines that a chunk completes, up to one that is too long."""
         first, *rest = chunk.split(b"\n")
         self._hold(first)
         if not rest or self._too_long:
@@ -248,24 +250,24 @@ class LineSplitter(Splitter):
 
 
 def join_lines(records: pa.BinaryArray) -> memoryview:
-    """The records as lines, each with its newline; no Python object per record."""
-    # 64-bit offsets: the newlines may take the text past what 32-bit ones reach.
+    """Return the records as lines with newlines, without a Python object per record."""
+    # 64-bit offsets, because with newlines the text may exceed the range of 32-bit offsets.
     wide = records.cast(pa.large_binary())
-    empty, newline = (pa.scalar(each, pa.large_binary()) for each in (b"", b"\n"))
+    empty, newline = (pa.scalar(text, pa.large_binary()) for text in (b"", b"\n"))
     joined = pc.binary_join_element_wise(wide, empty, newline)
     if not len(joined):
         return memoryview(b"")
-    # A buffer may be longer than the values in it.
+    # The buffer may be longer than its values.
     return memoryview(joined.buffers()[2])[: pc.sum(pc.binary_length(joined)).as_py()]
 
 
 class NdjsonSplitter(LineSplitter):
-    """Cuts a stream into JSON values, one a line. Empty lines are passed over."""
+    """Splits a stream into JSON values, one per line. Empty lines are skipped."""
 
     @checked
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
-        self._longest = max_bytes + 1  # A "\r" is none of the record's.
+        self._longest = max_bytes + 1  # A "\r" is not part of the record.
 
     def _records(self, lines: list[bytes]) -> list[bytes]:
         records: list[bytes] = []
@@ -283,30 +285,30 @@ class NdjsonSplitter(LineSplitter):
 
 
 def _json_fault(line: bytes) -> str:
-    """Why a line is no JSON value; empty for one, and for white space."""
+    """Return why a line is not a JSON value; empty if it is one, or only white space."""
     text = line.strip(b" \t\r")
     try:
         if text:
-            json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
+            json.loads(text, parse_int=str)  # int() rejects more than 4300 digits.
     except RecursionError:
         return "JSON that is nested too deeply"
     except json.JSONDecodeError as error:
-        return f"no JSON value: {error.msg} at character {error.pos}"
+        return f"it is not a JSON value: {error.msg} at character {error.pos}"
     except UnicodeDecodeError as error:
-        return f"no UTF-8 text ({error.reason} at byte {error.start})"
+        return f"it is not UTF-8 text ({error.reason} at byte {error.start})"
     return ""
 
 
 @dataclass(frozen=True)
 class Framing:
-    """One way to split a stream into records, and to join records to a stream.
+    """One way to split a stream into records and to join records into a stream.
 
     Attributes:
-        name: As the command line has it.
-        unit: The word for records in messages, in the plural.
-        splitter: From the largest record, in bytes, to a new splitter of a stream.
-        join: From records to the bytes of a stream.
-        checks: Whether some bytes are no valid record; :meth:`framed` refuses those.
+        name: Its name on the command line.
+        unit: The plural noun for records in messages.
+        splitter: Takes the largest size of a record in bytes and returns a new splitter.
+        join: Takes records and returns the bytes of a stream.
+        checks: Whether some bytes are not a valid record; :meth:`framed` refuses those.
     """
 
     name: str
@@ -320,11 +322,11 @@ class Framing:
 
     @checked
     def framed(self, records: pa.BinaryArray, sequence: int) -> bytes | memoryview:
-        """The bytes of a batch's records.
+        """Return the bytes of a batch's records.
 
         Raises:
-            InvalidInput: A record would not be read back as it is, because it is empty or not one
-                JSON value on one line. The caller must then write nothing of the batch.
+            InvalidInput: A record would not be read back unchanged, because it is empty or is not
+                one JSON value on one line. The caller must then write nothing of the batch.
         """
         data = self.join(records)
         if not self.checks:

@@ -1,6 +1,11 @@
-"""Messages: batches with a producer, a clock and flags, and which of them are committed. Pure.
+"""Messages: batches with a producer, a clock, and flags, and which of them are committed. Pure.
 
-A message's identity is one v1 UUID (RFC 4122) in its batch's name::
+The problem: several producers write to one log, and each may repeat a message, die in the middle of
+a transaction, or roll it back. A reader must deliver exactly the committed messages, in order, and
+must be able to restart anywhere. The idea comes from Gazette: each message carries the identity of
+its producer and a clock, so the reader can decide everything by itself.
+
+The identity is one v1 UUID (RFC 4122) in the name of the batch::
 
     time stamp, 60 bits of 100 ns since 1582-10-15       most significant bits of the clock
     clock sequence, first 4 of 14 bits: a counter         least significant bits of the clock
@@ -8,15 +13,18 @@ A message's identity is one v1 UUID (RFC 4122) in its batch's name::
     node, 48 bits                                         the producer
 
 The clock rises with each message of a producer. The :class:`Sequencer` takes every message in the
-order of the log, and gives back the committed ones:
+order of the log and returns the committed ones:
 
-- a message whose clock is not beyond what its producer has committed is a **duplicate**;
-- CONTINUE_TXN messages wait in the producer's **span** until an ACK_TXN decides them: those up
-  to the acknowledgement's clock are committed, later ones dropped;
-- an ACK_TXN at or before the last committed clock **rolls back**: the span is dropped, and the
-  producer goes on from that clock.
+- A message is a **duplicate** if its clock is not beyond the last one committed by its producer. -
+CONTINUE_TXN messages wait in the producer's **span** until an ACK_TXN decides them. Messages up
+  to the acknowledgement's clock are committed; later ones are dropped.
+- An ACK_TXN at or before the last committed clock **rolls back**: the span is dropped, and the
+  producer continues from that clock.
 
-Outcomes, replay ranges and checkpoints agree with Gazette's sequencer, step by step.
+For example, a producer writes CONTINUE 2, CONTINUE 3, ACK 4. The reader delivers 2 and 3 when it
+reaches ACK 4. If it sees CONTINUE 3 again later, it drops it as a duplicate.
+
+Outcomes, replay ranges, and checkpoints agree with Gazette's sequencer, step by step.
 """
 
 from __future__ import annotations
@@ -31,7 +39,7 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Transaction, parse_location
 
 OUTSIDE_TXN = 0
-"""The message is no part of a transaction: it is committed when it is written."""
+"""The message is not part of a transaction: it is committed as soon as it is written."""
 
 CONTINUE_TXN = 1
 """The message begins or continues a transaction: it is committed once an ACK_TXN follows."""
@@ -41,7 +49,9 @@ ACK_TXN = 2
 
 FINAL = 4
 """Added to an ACK_TXN: the producer writes nothing after it, and readers forget the producer.
-A :class:`Sequencer`, as Gazette's, takes the sum for OUTSIDE_TXN: mask it first."""
+
+A :class:`Sequencer`, like Gazette's, takes the sum for OUTSIDE_TXN, so mask this flag first.
+"""
 
 FLAGS_MASK = 0x3FF
 CLOCK_MAX = (1 << 64) - 1
@@ -53,7 +63,7 @@ _UNIX_EPOCH_100NS = 122_192_928_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """A message's UUID: producer (6 random bytes), clock (64 bits) and flags (10 bits)."""
+    """The UUID of a message: producer (6 random bytes), clock (64 bits), and flags (10 bits)."""
 
     producer: bytes
     clock: int
@@ -61,10 +71,15 @@ class MessageId:
 
 
 def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
-    """The v1 UUID of a message.
+    """Return the v1 UUID of a message.
+
+    Args:
+        producer: 6 bytes.
+        clock: 0 to 2^64 - 1.
+        flags: 0 to 1023.
 
     Raises:
-        InvalidInput: ``producer`` has not 6 bytes, or ``clock`` or ``flags`` are out of range.
+        InvalidInput: An argument has the wrong length or is out of range.
     """
     if len(producer) != PRODUCER_BYTES:
         raise InvalidInput(f"producer id {producer.hex()!r} has {len(producer)} bytes: use 6")
@@ -86,13 +101,15 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
 
 
 def parse_uuid(value: uuid.UUID) -> MessageId:
-    """Producer, clock and flags of a message's UUID.
+    """Return the producer, clock, and flags in the UUID of a message.
 
     Raises:
-        InvalidInput: It is no v1 UUID.
+        InvalidInput: The UUID is not of version 1.
     """
     if value.version != 1:
-        raise InvalidInput(f"{value} is no version 1 UUID: only those carry producer and clock")
+        raise InvalidInput(
+            f"{value} is not a version 1 UUID: only those carry a producer and a clock"
+        )
     sequence = value.clock_seq
     return MessageId(
         producer=value.node.to_bytes(PRODUCER_BYTES, "big"),
@@ -102,24 +119,28 @@ def parse_uuid(value: uuid.UUID) -> MessageId:
 
 
 def new_producer_id(entropy: Callable[[int], bytes]) -> bytes:
-    """A random producer id. Its multicast bit is set, which no network card's address has."""
+    """Return a random producer id, whose multicast bit is set as in no network card's address.
+
+    Args:
+        entropy: Returns as many random bytes as it is asked for.
+    """
     drawn = entropy(PRODUCER_BYTES)
     return bytes([drawn[0] | 1]) + drawn[1:]
 
 
 class Clock:
-    """A producer's clock: follows the wall clock, never goes back. Not thread-safe."""
+    """A producer's clock, which follows the wall clock and never goes back. Not thread-safe."""
 
     def __init__(self) -> None:
         self.value = 0
 
     def update(self, now_ms: int) -> None:
-        """Advance to the wall clock, milliseconds since the Unix epoch; ignored if earlier."""
+        """Advance to the wall clock, in milliseconds since the Unix epoch, unless it is earlier."""
         stamp = now_ms * 10_000 + _UNIX_EPOCH_100NS
         self.value = max(self.value, stamp << 4)
 
     def tick(self) -> int:
-        """The clock of the next message: one more than the last."""
+        """Return the clock of the next message: one more than the last."""
         self.value += 1
         return self.value
 
@@ -134,15 +155,15 @@ class Message:
 
     producer: Hashable
     clock: int
-    """The producer's clock; a message with 0 is not sequenced: it is always committed."""
+    """The producer's clock. A message with clock 0 is not sequenced and is always committed."""
     flags: int
-    """OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN."""
+    """OUTSIDE_TXN, CONTINUE_TXN, or ACK_TXN. Other flags are read as OUTSIDE_TXN."""
     begin: int
     end: int
 
 
 def message_at(sequence: int, identity: uuid.UUID) -> tuple[Message, bool]:
-    """The message in the batch with this sequence; and whether it is the last of its producer."""
+    """Return the message in the batch with this sequence, and whether it is its producer's last."""
     read = parse_uuid(identity)
     flags = read.flags & ~FINAL
     is_final = flags == ACK_TXN and read.flags != flags and read.clock > 0
@@ -181,7 +202,7 @@ class ProducerState:
     last_ack: int
     """Clock of its last committed message."""
     begin: int
-    """Position of the first message of its open span; :data:`NONE` without one."""
+    """Position of the first message of its open span; :data:`NONE` without a span."""
 
 
 @dataclass(slots=True)
@@ -189,13 +210,13 @@ class _Span:
     """The messages of a producer since its last commit."""
 
     low: int
-    """Clock of its last committed message; a message not beyond it is a duplicate."""
+    """Clock of the producer's last committed message; messages up to it are duplicates."""
     high: int
-    """Largest clock seen in the span; ``low`` where there is no span."""
+    """Largest clock seen in the span; ``low`` without a span."""
     begin: int = NONE
-    """Position of its first message, also where that is not buffered."""
+    """Position of the span's first message, even if that message is no longer buffered."""
     buffered: deque[Message] = field(default_factory=deque)
-    """Its messages that are still in the buffer, oldest first."""
+    """The span's messages that are still in the buffer, oldest first."""
 
     def reset(self, clock: int) -> None:
         self.low = self.high = clock
@@ -204,16 +225,19 @@ class _Span:
 
 
 class Sequencer:
-    """Queue uncommitted messages, dequeue committed ones. Not thread-safe.
+    """Queues uncommitted messages and dequeues committed ones. Not thread-safe.
 
-    After an outcome of :meth:`queue_uncommitted` that commits, all messages of
-    :meth:`dequeue_committed` are taken before anything else is called. Where the beginning of a
-    span is not buffered any more, the caller first reads :meth:`replay_range` again. Another order,
-    and a replay of another range, raise ``InvalidInput``.
+    After :meth:`queue_uncommitted` returned an outcome that commits, take all messages of
+    :meth:`dequeue_committed` before you call anything else. If the beginning of a span is no longer
+    buffered, read :meth:`replay_range` again first. Any other order, and a replay of another range,
+    raises ``InvalidInput``.
 
     Args:
-        states: A checkpoint; the first message to queue is the one behind it.
-        buffer: Messages that are kept for undecided transactions; at least 1.
+        states: A checkpoint. The first message to queue is the one after it.
+        buffer: Number of messages that are kept for undecided transactions; at least 1.
+
+    Raises:
+        InvalidInput: ``buffer`` is below 1.
     """
 
     def __init__(self, states: Iterable[ProducerState] = (), buffer: int = 4096) -> None:
@@ -229,7 +253,11 @@ class Sequencer:
         self._replay: Iterator[Message] | None = None
 
     def queue_uncommitted(self, message: Message) -> Outcome:
-        """Take the next message of the log."""
+        """Take the next message of the log.
+
+        Raises:
+            InvalidInput: Committed messages are waiting to be dequeued.
+        """
         self._check_taken()
         if len(self._buffer) == self._size:
             self._evict()
@@ -244,30 +272,43 @@ class Sequencer:
                 span.begin = message.begin
             self._buffer.append(message)
             span.buffered.append(message)
-            # Messages behind the acknowledgement's clock are not committed.
+            # Messages beyond the acknowledgement's clock are not committed.
             span.high = message.clock
             if outcome not in _CONTINUES:
                 self._emitting, self._producer = span, message.producer
         return outcome
 
     def has_committed(self) -> bool:
-        """Whether committed messages wait to be dequeued."""
+        """Return whether committed messages are waiting to be dequeued."""
         return self._emitting is not None
 
     def replay_range(self) -> tuple[int, int]:
-        """Positions from, and up to, which the log must be read again before it is committed."""
+        """Return the range of positions that must be read again before it can be committed.
+
+        Returns:
+            The first position, and the one before which the range ends.
+
+        Raises:
+            InvalidInput: No committed messages are waiting.
+        """
         span = self._emitting
         if span is None:
             raise InvalidInput("replay_range() without committed messages: it follows an ACK_TXN")
         return span.begin, span.buffered[0].begin
 
     def start_replay(self, messages: Iterable[Message]) -> None:
-        """Hand over the messages of :meth:`replay_range`, of all producers, in order."""
+        """Pass the messages of :meth:`replay_range`, of all producers, in order."""
         self._replay = iter(messages)
 
     def dequeue_committed(self) -> Iterator[Message]:
-        """The committed messages, in order, each once. To ask for the next one means that the last
-        one was processed: a checkpoint taken in between names the others as unread."""
+        """Yield the committed messages, in order, each once.
+
+        Asking for the next message means that the previous one was processed. A checkpoint taken in
+        between lists the remaining ones as unread.
+
+        Raises:
+            InvalidInput: The beginning of the span is no longer buffered and was not replayed.
+        """
         span = self._emitting
         if span is None:
             return
@@ -287,28 +328,28 @@ class Sequencer:
         self._emitting = None
 
     def checkpoint(self) -> list[ProducerState]:
-        """What a new sequencer needs to go on behind the last message queued."""
+        """Return the state with which a new sequencer continues after the last message queued."""
         return [ProducerState(key, span.low, span.begin) for key, span in self._spans.items()]
 
     def pending_from(self) -> int | None:
-        """Position of the first message of the oldest open transaction; None where none is open."""
+        """Return the first position of the oldest open transaction; None if none is open."""
         begins = (span.begin for span in self._spans.values() if span.begin != NONE)
         return min(begins, default=None)
 
     def forget(self, producer: Hashable) -> None:
-        """Drop a producer and its open span; its next message is that of a new producer."""
+        """Drop a producer and its open span. Its next message will be that of a new producer."""
         self._check_taken()
         self._spans.pop(producer, None)
 
     def drop_before(self, position: int) -> None:
-        """Drop the transactions that began before a position, whose messages are lost."""
+        """Drop the transactions that began before a position, because their messages are lost."""
         self._check_taken()
         for span in self._spans.values():
             if NONE < span.begin < position:
                 span.reset(span.low)
 
     def copy(self) -> Sequencer:
-        """An independent sequencer in the same state."""
+        """Return an independent sequencer in the same state."""
         self._check_taken()
         other = Sequencer(buffer=self._size)
         other._buffer = deque(self._buffer)
@@ -325,7 +366,7 @@ class Sequencer:
     def _judge(self, message: Message) -> tuple[_Span, Outcome]:
         clock = message.clock
         if clock == 0:
-            # A repeat could not be recognised, so nothing is remembered.
+            # Without a clock, a repeat cannot be recognized, so nothing is remembered.
             return _Span(0, 0), Outcome.OUTSIDE_COMMIT
         span = self._spans.get(message.producer)
         if span is None:
@@ -373,10 +414,13 @@ class Sequencer:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """One producer's ``batches`` in one queue that are neither committed nor rolled back.
+    """The batches of one producer in one queue that are neither committed nor rolled back.
 
-    No entry from ``first_sequence`` on can be acknowledged. An acknowledgement with a clock beyond
-    ``last_clock`` commits. ``txn`` is of the first batch.
+    Attributes:
+        first_sequence: No entry from here on can be acknowledged.
+        last_clock: An acknowledgement with a clock beyond it commits.
+        batches: How many there are.
+        txn: The transaction in the name of the first batch, if any.
     """
 
     first_sequence: int
@@ -386,9 +430,14 @@ class Undecided:
 
 
 def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict[bytes, Undecided]:
-    """The undecided transactions of a queue, by producer id, in the order of their first batches.
+    """Return the undecided transactions of a queue, in the order of their first batches.
 
-    ``entries`` are sequence and location of all that a manifest has: it shows whole transactions.
+    Args:
+        entries: Sequence and location of every entry of a manifest, which shows whole transactions.
+        data_path_prefix: The queue's data prefix.
+
+    Returns:
+        The undecided transactions by producer id.
     """
     found: dict[bytes, Undecided] = {}
     sequencer = Sequencer(buffer=1)
@@ -407,7 +456,7 @@ def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict
             found[producer] = replace(span, last_clock=clock, batches=span.batches + 1)
         elif clock and outcome not in _DUPLICATES:
             found.pop(producer, None)
-        sequencer.start_replay(())  # What was committed is not asked for.
+        sequencer.start_replay(())  # The committed messages themselves are not needed.
         deque(sequencer.dequeue_committed(), maxlen=0)
         if final:
             sequencer.forget(producer)

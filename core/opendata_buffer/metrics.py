@@ -1,8 +1,8 @@
 """Metrics: OpenData's instrument names through the OpenTelemetry metrics API.
 
-Nothing is measured until the application installs a ``MeterProvider``, before or after this module
-is imported. A gauge that is watched is computed when a reader collects: it goes on rising while a
-consumer stalls, and ends with its owner.
+Nothing is measured until the application installs a ``MeterProvider``, before or after it imports
+this module. A watched gauge is computed when a metric reader collects, so it continues to rise
+while a consumer stalls, and ends with its owner.
 """
 
 from __future__ import annotations
@@ -45,24 +45,30 @@ Owner = TypeVar("Owner")
 
 
 def queue_label(url: str, manifest_path: str) -> str:
-    """The value of the ``queue`` attribute: the manifest's URL in a store with this URL."""
+    """Return the value of the ``queue`` attribute: the manifest's URL in a store with this URL."""
     root = url.partition("?")[0]
     return root + ("" if root.endswith("/") else "/") + manifest_path
 
 
 class WatchedGauge:
-    """A gauge that is computed when a reader collects, for each watched owner."""
+    """A gauge that is computed for each watched owner when a metric reader collects."""
 
     def __init__(self, name: str, unit: str, meaning: str) -> None:
-        # Weak references: an owner that is dropped without being closed must not be kept alive, nor
-        # reported for ever. Each use of the dictionary is one step, so it needs no lock.
+        # Weak references, so that an owner that is dropped without being closed is neither kept
+        # alive nor reported forever. Each use of the dictionary is one step and needs no lock.
         self._owners: dict[int, Callable[[], Observation | None]] = {}
         _meter.create_observable_gauge(name, [self._observe], unit, meaning)
 
     def watch(
         self, owner: Owner, value: Callable[[Owner], float | None], labels: Mapping[str, str]
     ) -> None:
-        """Report ``value(owner)`` when a reader collects, in its thread; None reports nothing."""
+        """Report ``value(owner)`` whenever a metric reader collects; None reports nothing.
+
+        Args:
+            owner: Kept by a weak reference; the gauge ends with it.
+            value: Called in the metric reader's thread.
+            labels: Attributes of the measurement.
+        """
         key = id(owner)
         alive = ref(owner, lambda _: self._owners.pop(key, None))
 
@@ -74,7 +80,7 @@ class WatchedGauge:
         self._owners[key] = ask
 
     def unwatch(self, owner: object) -> None:
-        """End what :meth:`watch` began; may be repeated."""
+        """Stop reporting for an owner. May be called again."""
         self._owners.pop(id(owner), None)
 
     def _observe(self, options: CallbackOptions) -> Iterable[Observation]:

@@ -192,7 +192,9 @@ def with_options(message: str) -> str:
         message,
     )
     message = message.replace(") and .option(", ").option(")
-    message = re.sub(rf"\ba ({names}) of its own\b", r"\1 of its own", message)
+    message = re.sub(
+        rf"\ba ({names}) of its own\b", lambda found: f"another {_OPTIONS[found[1]]}", message
+    )
     return re.sub(rf"\b({names})\b", lambda found: f"the option {_OPTIONS[found[1]]}", message)
 
 

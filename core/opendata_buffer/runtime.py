@@ -1,8 +1,8 @@
-"""Time, threads, randomness and retries: all that is not deterministic, besides the store.
+"""Time, threads, randomness, and retries: everything nondeterministic except the store.
 
-Only this module may read a clock, sleep, start a thread or draw a random number (ruff's banned-api
-list). Everything else takes a :class:`Runtime`, so that the simulation can run the same code on
-virtual time with seeded randomness.
+Only this module may read a clock, sleep, start a thread, or draw a random number (ruff's banned-api
+list enforces this). All other code takes a :class:`Runtime`, so the simulation can run the same
+code on virtual time with seeded randomness.
 """
 
 from __future__ import annotations
@@ -30,18 +30,23 @@ _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 def ulid_of(timestamp_ms: int, randomness: bytes) -> str:
-    """A ULID of a time and 10 random bytes. See the decision about ULIDs and python-ulid."""
+    """Return the ULID of a time and 10 random bytes.
+
+    Args:
+        timestamp_ms: Milliseconds since the Unix epoch.
+        randomness: Exactly 10 bytes.
+    """
     bits = timestamp_ms << 80 | int.from_bytes(randomness, "big")
     return "".join([_BASE32[bits >> shift & 31] for shift in range(125, -1, -5)])
 
 
 class Condition(AbstractContextManager[bool], Protocol):
-    """``threading.Condition``, which also knows whether the calling thread holds it."""
+    """A ``threading.Condition`` that also knows whether the calling thread holds it."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
     def notify_all(self) -> None: ...
     def held(self) -> bool:
-        """Whether the calling thread holds the lock."""
+        """Return whether the calling thread holds the lock."""
 
 
 class Lockable(Protocol):
@@ -59,21 +64,22 @@ Item = TypeVar("Item")
 def locked(
     method: Callable[Concatenate[Owner, Parameters], Result],
 ) -> Callable[Concatenate[Owner, Parameters], Result]:
-    """Run a method with its object's lock held, and release the lock however it ends.
+    """Run a method with its object's lock held, and release the lock however the method ends.
 
-    A ``with`` statement leaves its lock locked when Ctrl-C raises ``KeyboardInterrupt`` between
-    taking it and entering the block, or between leaving the block and releasing it. This function
-    releases it there too. Half of a change is not undone, so the methods change their object's
-    state in single steps, each of which leaves it valid.
+    A ``with`` statement leaves its lock locked if Ctrl-C raises ``KeyboardInterrupt`` between
+    taking the lock and entering the block, or between leaving the block and releasing the lock.
+    This decorator releases the lock in those cases too. It does not undo half of a change, so a
+    locked method changes its object's state in single steps, each of which leaves the state valid.
 
-    Locks are taken in no order, because a locked method takes no other lock, and calls no store, no
-    caller's function and no other locked method of its object: it returns values, and its caller
-    acts on them unlocked. Four locks are held while a store or a connection answers, those of
-    :class:`.Consumer`, :class:`.Publisher`, :class:`.Broker` and :class:`.Discovery`. What they
-    call has at most one lock of its own, and calls nothing back.
+    Locks need no order. A locked method takes no other lock, and calls no store, no function of the
+    caller, and no other locked method of its object. It returns values, and its caller acts on them
+    without the lock. Four locks are held while a store or a connection answers: those of
+    :class:`.Consumer`, :class:`.Publisher`, :class:`.Broker`, and :class:`.Discovery`. The code
+    they call has at most one lock of its own and calls nothing back.
 
-    RuntimeError where the thread holds the lock already: a signal handler interrupted it in the
-    middle of a change and calls the same object.
+    Raises:
+        RuntimeError: The thread already holds the lock, because a signal handler interrupted it in
+            the middle of a change and called the same object.
     """
 
     @wraps(method)
@@ -93,7 +99,7 @@ def locked(
                 if condition.held():
                     condition.__exit__(None, None, None)
         finally:
-            # Reached with the lock held when the error came while the inner lines released it.
+            # The lock is still held here if the error arrived while the lines above released it.
             if condition.held():
                 condition.__exit__(None, None, None)
 
@@ -108,45 +114,45 @@ class Task(Protocol):
 
 
 class Runtime(Protocol):
-    """Where time, threads and randomness come from."""
+    """The source of time, threads, and randomness."""
 
     def now_ms(self) -> int:
-        """Wall clock, milliseconds since the Unix epoch. May jump; never used for waiting."""
+        """Return milliseconds since the Unix epoch by the wall clock, which may jump."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back. For intervals, ages and deadlines."""
+        """Return seconds on a clock that never goes back, for intervals, ages, and deadlines."""
 
     def cpu_time(self) -> float:
-        """Seconds of processor time the calling thread has used, without waiting."""
+        """Return the seconds of CPU time that the calling thread has used."""
 
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
 
     def condition(self) -> Condition:
-        """A new condition with its lock."""
+        """Return a new condition with its own lock."""
 
     def spawn(self, target: Callable[[], None], name: str) -> Task:
         """Start a daemon thread that runs ``target``."""
 
     def random(self) -> float:
-        """A number in [0, 1). For jitter only."""
+        """Return a number in [0, 1). Use it for jitter only."""
 
     def ulid(self) -> str:
-        """A new ULID of the current wall clock, 26 characters."""
+        """Return a new ULID of the current wall clock, 26 characters."""
 
 
 class _SystemCondition(threading.Condition):
     def __init__(self) -> None:
         lock = threading.RLock()
         super().__init__(lock)
-        # The lock's own function, not a method around it: produce() asks on every call.
+        # The lock's own function instead of a method, because produce() calls it every time.
         self.held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
 
 
 class SystemRuntime:
     """The real clock, real threads, real randomness."""
 
-    # The clock's own function, not a method around it: produce() asks on every call.
+    # The clock's own function instead of a method, because produce() calls it every time.
     monotonic = staticmethod(time.monotonic)
 
     def now_ms(self) -> int:
@@ -171,38 +177,46 @@ class SystemRuntime:
         return random.random()
 
     def ulid(self) -> str:
-        # Random bits from the operating system, not from `random`: forked workers share the
-        # state of the latter, and two equal ULIDs would overwrite each other's batch.
+        # The operating system's random bits instead of `random`'s: forked workers share the state
+        # of `random`, and a worker would overwrite the batch of another that has the same ULID.
         return ulid_of(self.now_ms(), secrets.token_bytes(10))
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time by both clocks of one machine: the wall clock may be set back, and the
-    monotonic one stops while the machine is suspended and starts anew when it boots."""
+    """A point in time by both clocks of one machine.
+
+    Someone may set the wall clock back. The monotonic clock stops while the machine is suspended
+    and starts at another value after a reboot.
+    """
 
     wall_ms: int  # since the Unix epoch
     monotonic: float  # seconds
 
     @classmethod
     def now(cls, runtime: Runtime) -> Moment:
-        """The present moment."""
+        """Return the present moment."""
         return cls(runtime.now_ms(), runtime.monotonic())
 
     def precedes(self, now: Moment) -> bool:
-        """Whether neither clock went backwards until ``now``."""
+        """Return whether neither clock went backwards between this moment and ``now``."""
         return self.wall_ms <= now.wall_ms and self.monotonic <= now.monotonic
 
     def age_ms(self, now: Moment) -> float:
-        """Milliseconds until ``now``, by the clock with the larger difference.
+        """Return the milliseconds until ``now``, by the clock that shows more.
 
-        A collector elsewhere goes on while this machine is suspended (failure F5).
+        A collector on another machine continues while this machine is suspended (failure F5).
         """
         return max(float(now.wall_ms - self.wall_ms), (now.monotonic - self.monotonic) * 1000)
 
 
 class Interval:
-    """For what is done at most once in so many seconds, such as a warning. Not thread-safe."""
+    """Limits an action, such as a warning, to once per interval. Not thread-safe.
+
+    Args:
+        runtime: Its monotonic clock is used.
+        seconds: Length of the interval.
+    """
 
     def __init__(self, runtime: Runtime, seconds: float) -> None:
         self._runtime = runtime
@@ -210,7 +224,7 @@ class Interval:
         self._next_at = float("-inf")
 
     def is_due(self) -> bool:
-        """Whether the time has come; then the next interval begins."""
+        """Return whether the interval is over; if so, start the next one."""
         now = self._runtime.monotonic()
         if now < self._next_at:
             return False
@@ -223,15 +237,15 @@ _deadline: ContextVar[tuple[Runtime, float] | None] = ContextVar("_deadline", de
 
 @contextmanager
 def deadline(runtime: Runtime, seconds: float) -> Iterator[None]:
-    """Let everything inside the block end within so many seconds, or by a nearer deadline around.
+    """Make everything inside the block end within some seconds, or by an earlier outer deadline.
 
     ::
 
         with deadline(runtime, 5.0):
-            store.get(...)  # TransientStorageError after 5 s of silence
+            store.get(...)  # raises TransientStorageError after 5 s of silence
 
-    It holds for the calling thread; a thread that is started inside begins without one. Code that
-    waits asks :func:`remaining`; a block that only computes is not interrupted.
+    The deadline applies to the calling thread. A thread that is started inside the block has none.
+    Code that waits asks :func:`remaining`; code that only computes is not interrupted.
     """
     left = remaining()
     if left is not None and left < seconds:
@@ -245,7 +259,7 @@ def deadline(runtime: Runtime, seconds: float) -> Iterator[None]:
 
 
 def remaining() -> float | None:
-    """Seconds until the deadline, not above zero when it has passed; None without one."""
+    """Return the seconds until the deadline, at most 0 once it has passed; None without one."""
     found = _deadline.get()
     if found is None:
         return None
@@ -261,10 +275,17 @@ def wait_for(
     *,
     until: float | None = None,
 ) -> bool:
-    """Wait, with the lock held, until ``is_met()``; False where that took too long.
+    """Wait, with the lock held, until ``is_met()`` returns a true value.
 
-    ``is_met`` is called after each notification. The limit is ``seconds``, or ``until``, a time of
-    the monotonic clock; without either it waits for ever.
+    Args:
+        runtime: Its monotonic clock is used.
+        condition: Held by the caller; notified when ``is_met`` may have changed.
+        is_met: Called once at the start and after each notification.
+        seconds: Longest wait; None to use ``until``.
+        until: A time of the monotonic clock. Without ``seconds`` and ``until``, wait forever.
+
+    Returns:
+        Whether ``is_met()`` became true in time.
     """
     if seconds is not None:
         until = runtime.monotonic() + seconds
@@ -277,11 +298,11 @@ def wait_for(
 
 
 class Closeable(ABC):
-    """A context manager that closes itself, and does not hide the error that ended the block."""
+    """A context manager that closes itself and does not hide the error that ended the block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write out what is pending and end; free to repeat."""
+        """Write everything that is pending, and end. May be called again."""
 
     def __enter__(self) -> Self:
         return self
@@ -292,7 +313,7 @@ class Closeable(ABC):
         except OpenDataBufferError as error:
             if exc is None:
                 raise
-            # The caller's own error matters more, and often is the cause of this one.
+            # The caller's own error matters more, and it is often the cause of this one.
             name = type(self).__name__
             log.warning("closing the %s after an error failed, too: %s", name, error)
 
@@ -300,7 +321,7 @@ class Closeable(ABC):
         return self
 
     async def __aexit__(self, *raised: Any) -> None:
-        import asyncio  # not for those that do not use it
+        import asyncio  # only programs that use asyncio should pay for this import
 
         await asyncio.to_thread(self.__exit__, *raised)
 
@@ -312,11 +333,23 @@ def in_parallel(
     *,
     most: int = 32,  # a quarter of the connections that a store keeps by default
 ) -> list[Result]:
-    """The results of ``call`` of each item, from threads that have the caller's deadline. Raises
-    the error of the first item whose call failed, after all calls have ended."""
+    """Call a function for each item in threads that share the caller's deadline.
+
+    Args:
+        runtime: Starts the threads.
+        call: Called once per item.
+        items: A single item is handled in the calling thread.
+        most: Largest number of threads.
+
+    Returns:
+        The results, in the order of the items.
+
+    Raises:
+        BaseException: The error of the first item whose call failed, after all calls have ended.
+    """
     wanted = tuple(items)
     if len(wanted) <= 1:
-        return [call(each) for each in wanted]  # a thread would only add cost
+        return [call(item) for item in wanted]  # a thread would only add cost
     changed = runtime.condition()
     waiting = list(enumerate(wanted))[::-1]
     results: dict[int, Result] = {}
@@ -338,12 +371,12 @@ def in_parallel(
     for _ in range(min(most, len(wanted))):
         with changed:
             if not waiting:
-                break  # a fast store has answered all calls before every thread was started
-        context = copy_context()  # one context cannot be entered twice at once
+                break  # a fast store has answered every call already
+        context = copy_context()  # two threads cannot enter the same context
         try:
             runtime.spawn(lambda context=context: context.run(work), "opendata-buffer-together")  # type: ignore[misc]
         except RuntimeError:
-            # No thread can be started. The error would leave calls under way without a waiter.
+            # The system cannot start a thread. Raising here would abandon the running calls.
             work()
             break
     with changed:
@@ -356,26 +389,38 @@ def in_parallel(
 
 @dataclass(frozen=True)
 class Retries:
-    """A retry policy with full-jitter exponential backoff within a deadline.
+    """A retry policy: exponential backoff with full jitter, within a deadline.
 
-    Call it with a function and its arguments; several threads may. Attempt ``n`` is followed by a
-    sleep drawn from [0, min(max_ms, base_ms * 2**(n-1))). Full jitter, because writers that lost
-    one CAS race together would otherwise meet again in the next one (failure F14).
+    Call it with a function and its arguments. It is thread-safe. After attempt ``n`` it sleeps for
+    a random time in [0, min(max_ms, base_ms * 2**(n-1))). Without full jitter, writers that lost a
+    CAS race at the same time would meet again in the next one (failure F14).
 
     No attempt begins later than ``deadline_ms`` after the first one. The last sleep is cut short,
-    so that an attempt is made about then. A sleep that would reach the caller's
+    so that one attempt is made close to the deadline. A sleep that would reach the caller's
     :func:`~.runtime.deadline` ends the retries.
+
+    Attributes:
+        runtime: Clock, sleep, and jitter.
+        base_ms: First step of the backoff.
+        max_ms: Largest step of the backoff.
+        deadline_ms: Time for all attempts together.
+        retry_on: Errors that are retried. All others are raised at once, and so is the last of
+            these.
+        pause: Returns the seconds to sleep after an error; None, or a result of None, means
+            backoff.
+        before_pause: Called before each sleep.
+        max_attempts: Largest number of attempts; None for no limit.
     """
 
     runtime: Runtime
     _: KW_ONLY
-    base_ms: int  # the first step of the backoff
-    max_ms: int  # the largest step
+    base_ms: int
+    max_ms: int
     deadline_ms: int
-    retry_on: tuple[type[Exception], ...]  # all others, and the last of these, are raised
-    pause: Callable[[BaseException], float | None] | None = None  # seconds; None: the backoff
-    before_pause: Callable[[], None] | None = None  # called before each sleep
-    max_attempts: int | None = None  # at most; None: until the deadline
+    retry_on: tuple[type[Exception], ...]
+    pause: Callable[[BaseException], float | None] | None = None
+    before_pause: Callable[[], None] | None = None
+    max_attempts: int | None = None
 
     def __call__(
         self,
@@ -383,7 +428,14 @@ class Retries:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """What the function returns or, at once or in the last attempt, raises."""
+        """Call the function until it returns, raises an error that is not retried, or time is up.
+
+        Returns:
+            The function's result.
+
+        Raises:
+            Exception: The function's error, of the last attempt.
+        """
         until = self.runtime.monotonic() + self.deadline_ms / 1000
         failures = 0
         while True:
@@ -396,8 +448,8 @@ class Retries:
                     raise
                 left = until - self.runtime.monotonic()
                 pause = min(self._pause_after(failures, error), max(0.0, left))
-                # At the caller's deadline nothing can be tried any more, and the error of the last
-                # attempt has more in it than that time is up.
+                # No time is left before the caller's deadline. The last error says more than a
+                # timeout would.
                 around = remaining()
                 if left <= 0 or (around is not None and pause >= around):
                     raise
@@ -408,17 +460,20 @@ class Retries:
     def _pause_after(self, failures: int, error: BaseException) -> float:
         if self.pause is not None and (pause := self.pause(error)) is not None:
             return pause
-        # The exponent is capped: 2.0**1024 overflows after some hours of retries.
+        # Cap the exponent: 2.0**1024 would overflow after a few hours of retries.
         step_ms = min(self.max_ms, self.base_ms * 2.0 ** min(failures - 1, 64))
         return self.runtime.random() * step_ms / 1000
 
 
 def _clear_locals(error: BaseException) -> None:
-    """Let go of the values of the frames that an error has passed; its traceback stays. Handles
-    keep errors: the copies of a manifest of 64 MiB would stay with each one (failure F35)."""
-    each: BaseException | None = error
+    """Release the local variables of the frames that an error passed through; its traceback stays.
+
+    Handles keep errors, and each error would keep a copy of a manifest of up to 64 MiB (failure
+    F35).
+    """
+    link: BaseException | None = error
     seen: set[int] = set()
-    while each is not None and id(each) not in seen:  # a chain may be a circle
-        seen.add(id(each))
-        traceback.clear_frames(each.__traceback__)
-        each = each.__cause__ or each.__context__
+    while link is not None and id(link) not in seen:  # a chain may be a circle
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

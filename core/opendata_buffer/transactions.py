@@ -1,28 +1,32 @@
-"""Transactions over several queues: a commit record decides each, and markers carry it out.
+"""Transactions over several queues: a commit record decides each one, and markers carry it out.
+
+The problem: a write to several partitions needs one append per partition, and the writer may be
+killed between any two of them. Readers must see all of it or nothing. The idea: the appends are
+only *pending*, one compare-and-swap of a small record decides, and markers tell each partition.
 
 Each attempt at a batch is a producer of its own with exactly one transaction. Its batches are
-CONTINUE_TXN messages in each partition; the app's commit record decides; markers in the
-partitions carry the decision out::
+CONTINUE_TXN messages in each partition. The app's commit record decides, and markers in the
+partitions carry out the decision::
 
     begin()     claim the record; commit in all partitions the batch that it names
     ...         the caller appends the pending batches, while prepare() stores those of the markers
     decide()    write the record: batch, producer, intents.  <- this commits
-    complete()  write markers to all partitions at once; roll back what other runs left undecided
+    complete()  write markers to all partitions in parallel; roll back the leftovers of other runs
 
-A run that is killed before ``decide`` was applied never commits: the next run rolls its attempt
-back and repeats the batch as another producer. If it is killed later, the next run finds the batch
-in the record and writes the markers (failure F39).
+What can go wrong: a run that is killed before ``decide`` was applied never commits. The next run
+rolls its attempt back and repeats the batch as another producer. If a run is killed later, the next
+run finds the batch in the record and writes the markers (failure F39).
 
-**The commit record** of an app is ``<prefix>/app=<id>/_commit.json`` of a single queue, and follows
-what the manifest shows. Of a topic it is ``_topic/app=<id>/_commit.json`` and **decides**: a write
-to several partitions is committed if and only if the record names its producer. Only the run that
-its field ``run`` names may decide. A run claims the record once, before it appends anything, and
-notes what is undecided in a manifest *before* it reads or writes the record: it rolls that back
+**The commit record** of an app in a single queue is ``<prefix>/app=<id>/_commit.json``, and follows
+the manifest. In a topic it is ``_topic/app=<id>/_commit.json`` and **decides**: a write to several
+partitions is committed if and only if the record names its producer. Only the run named in its
+field ``run`` may decide. A run claims the record once, before it appends anything. It notes the
+undecided transactions of a manifest *before* it reads or writes the record, and rolls them back
 only if the record still names the run (decision 0019).
 
-**A marker** is an ACK_TXN message: with a clock beyond those of the producer's CONTINUE_TXN
-messages it commits them, with a clock before them it rolls them back. It is appended only where the
-very manifest that it goes into shows the producer undecided, so writing it again does nothing.
+**A marker** is an ACK_TXN message. With a clock beyond those of the producer's CONTINUE_TXN
+messages it commits them; with a clock before them it rolls them back. It is appended only if the
+very manifest that it goes into shows the producer as undecided, so writing it again does nothing.
 """
 
 from __future__ import annotations
@@ -63,8 +67,11 @@ ROLL_BACK = 1
 class TransactionMarker:
     """The end of one producer's transaction in one queue.
 
-    ``clock`` is beyond its last message, or :data:`ROLL_BACK`; ``txn`` is part of the entry's name;
-    before the sequence ``since`` the producer wrote nothing: those entries are not decoded.
+    Attributes:
+        producer: The producer's id.
+        clock: Beyond the producer's last message, or :data:`ROLL_BACK`.
+        txn: Part of the entry's name.
+        since: The producer wrote nothing before this sequence, so earlier entries are not decoded.
     """
 
     producer: bytes
@@ -76,28 +83,28 @@ class TransactionMarker:
 def undecided_of_app(
     manifest: Manifest, prefix: str, app: str, since: int = 0
 ) -> dict[bytes, Undecided]:
-    """An app's undecided transactions by producer, those that began at ``since`` or later."""
+    """Return an app's undecided transactions that began at ``since`` or later, by producer."""
     if f"{prefix}/app={app}/".encode() not in manifest.raw:
         return {}
     return {
-        producer: each
-        for producer, each in _undecided(manifest, prefix, since).items()
-        if each.txn is not None and each.txn.app == app
+        producer: transaction
+        for producer, transaction in _undecided(manifest, prefix, since).items()
+        if transaction.txn is not None and transaction.txn.app == app
     }
 
 
 def undecided_markers(
     manifest: Manifest, prefix: str, markers: Sequence[TransactionMarker]
 ) -> tuple[TransactionMarker, ...]:
-    """Those of the markers whose producer the manifest shows undecided."""
-    # A message's UUID ends with its producer: where the manifest's bytes do not contain it,
-    # nothing has to be decoded.
+    """Return the markers whose producer the manifest shows as undecided."""
+    # A message's UUID ends with its producer, so if the manifest's bytes do not contain the
+    # producer, nothing needs to be decoded.
     raw = manifest.raw
-    named = [each for each in markers if f"-{each.producer.hex()}/".encode() in raw]
+    named = [marker for marker in markers if f"-{marker.producer.hex()}/".encode() in raw]
     if not named:
         return ()
-    found = _undecided(manifest, prefix, min(each.since for each in named))
-    return tuple(each for each in named if each.producer in found)
+    found = _undecided(manifest, prefix, min(marker.since for marker in named))
+    return tuple(marker for marker in named if marker.producer in found)
 
 
 def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undecided]:
@@ -109,11 +116,15 @@ def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undec
 
 
 class MarkerWriter:
-    """Writes markers into the queues of a topic, several queues at once. Not thread-safe.
+    """Writes markers into the queues of a topic, in parallel. Not thread-safe.
 
-    ``queue_of`` gives a partition's queue, which one thread at a time uses. The names of markers'
-    batches are ``ahead_ms`` ahead of time, the collector's grace period: so they outlive a pause of
-    this process before they are appended.
+    Args:
+        store: Where the markers' empty batches are stored.
+        config: Its retries are used.
+        queue_of: Returns a partition's queue, which only one thread at a time uses.
+        runtime: Clock and threads.
+        ahead_ms: The time in the names of the markers' batches is ahead by the collector's grace
+            period, in milliseconds, so that they survive a pause of this process before the append.
     """
 
     def __init__(
@@ -131,22 +142,28 @@ class MarkerWriter:
         self._runtime = runtime
         self._ahead_ms = ahead_ms
         self._prepared: defaultdict[str, dict[tuple[bytes, int], NewEntry]] = defaultdict(dict)
-        """By partition, then producer and clock."""
+        """By partition, then by producer and clock."""
 
     def prepare(self, name: str, marker: TransactionMarker) -> None:
-        """Store a marker's batch, so that :meth:`write` does not have to. It decides nothing."""
+        """Store a marker's batch in advance, to save :meth:`write` the time. It decides nothing."""
         entry = self._store_batch(name, marker, self._ahead_ms)
         self._prepared[name][marker.producer, marker.clock] = entry
 
     def drop_prepared(self, producer: bytes, clocks: Mapping[str, int]) -> None:
-        """Do not append the prepared markers of a producer, given by partition, any more."""
+        """Forget the prepared markers of a producer, given by partition."""
         for name, clock in clocks.items():
             self._prepared[name].pop((producer, clock), None)
 
     def write(self, markers: Mapping[str, Collection[TransactionMarker]]) -> int:
-        """End transactions in these partitions at once, except those that have ended there. May be
-        repeated at any time and from any process; raises as :meth:`.Queue.append`, of the first
-        partition that failed. Returns how many this call ended, counted per partition.
+        """End transactions in these partitions in parallel, except those that have already ended.
+
+        May be repeated at any time and from any process.
+
+        Returns:
+            How many transactions this call ended, counted per partition.
+
+        Raises:
+            OpenDataBufferError: As :meth:`.Queue.append`, of the first partition that failed.
         """
         ended = in_parallel(self._runtime, lambda name: self._write(name, markers[name]), markers)
         return sum(ended)
@@ -156,9 +173,9 @@ class MarkerWriter:
         while wanted:
             todo = wanted
             entries = [
-                self._prepared[name].get((each.producer, each.clock))
-                or self._store_batch(name, each, self._ahead_ms)
-                for each in todo
+                self._prepared[name].get((marker.producer, marker.clock))
+                or self._store_batch(name, marker, self._ahead_ms)
+                for marker in todo
             ]
 
             def guard(
@@ -167,7 +184,8 @@ class MarkerWriter:
                 left = undecided_markers(before, name, todo)
                 return None if left == todo else left
 
-            # A full manifest takes them, because without them it cannot be emptied (failure F35).
+            # Markers go into a full manifest too, because it cannot be emptied without them
+            # (failure F35).
             outcome = queue.append(entries, guard=guard, makes_room=True)
             if isinstance(outcome, int):
                 return len(todo)
@@ -175,8 +193,10 @@ class MarkerWriter:
         return 0
 
     def expire_producer(self, producer: bytes, clock: int, names: Collection[str]) -> None:
-        """Let readers forget a producer that has nothing undecided and writes nothing more. After
-        an error some readers keep it for :data:`.HORIZON_DAYS` days."""
+        """Let readers forget a producer that has nothing undecided and writes nothing more.
+
+        After an error, some readers keep the producer for :data:`.HORIZON_DAYS` days.
+        """
 
         def expire(name: str) -> None:
             marker = TransactionMarker(producer, clock)
@@ -185,11 +205,11 @@ class MarkerWriter:
         in_parallel(self._runtime, expire, names)
 
     def _store_batch(self, name: str, marker: TransactionMarker, ahead_ms: int) -> NewEntry:
-        """The entry of a marker. Its empty batch is stored; the entry is not appended."""
+        """Store a marker's empty batch and return its entry, which is not appended yet."""
         ulid = later_ulid(self._runtime.ulid(), ahead_ms)
         message = build_uuid(marker.producer, marker.clock, ACK_TXN | FINAL)
         location = batch_key(name, ulid, marker.txn, message)
-        # A committed transaction without its markers blocks its writer, so an outage of some
+        # A committed transaction without its markers blocks its writer, so an outage of a few
         # seconds must not end the attempt.
         self._config.retries(self._runtime)(self._store.put, location, encode_batch([]))
         return NewEntry(location)
@@ -200,23 +220,23 @@ TOPIC_FOLDER = "_topic"
 
 RECORD = Sidecar(
     "the commit record",
-    "It has the last batch that a query wrote. Restore its latest version (bucket "
-    "versioning). That of a single queue may also be deleted: the manifest and the reader's filter "
-    "still recognise repeats. That of a topic (below '_topic/') may not while its query has a "
-    "batch to repeat.",
+    "It names the last batch that a query wrote. Restore its latest version (bucket versioning). "
+    "You may delete the record of a single queue, because the manifest and the reader's filter "
+    "still recognize repeats. Do not delete the record of a topic (below '_topic/') while its "
+    "query has a batch to repeat.",
     max_bytes=1024 * 1024,  # the intents of a thousand partitions have 30 KiB
 )
 
 
 class Verdict(Enum):
-    """The meaning of a topic's record for one attempt at a batch."""
+    """What a topic's record says about one attempt at a batch."""
 
     COMMITTED = "committed"
-    """It names the attempt's producer."""
+    """The record names the attempt's producer."""
     REPEATED = "repeated"
-    """It names another attempt at this batch, or a later batch."""
+    """The record names another attempt at this batch, or a later batch."""
     OPEN = "open"
-    """It names neither."""
+    """The record names neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +244,15 @@ class CommitRecord:
     """The committed batches of one app.
 
     Attributes:
-        batch: Highest committed batch; -1 when the app id is only claimed.
+        batch: Highest committed batch; -1 if the app id is only claimed.
         next_sequence: The queue's next sequence just after that batch; 0 in a topic's record.
-        query: Id of the streaming query the app id belongs to, if it is known.
+        query: Id of the streaming query that the app id belongs to, if known.
         others: Fields of later versions, kept when the record is written again.
         run: The run that may decide the next batch of a topic's writer; None for a single queue.
         producer: The producer id that wrote the batch into a topic, as hexadecimal digits.
         intents: The clock of the marker that commits the batch, by partition.
-        positions: What a publisher has processed, by queue: text of a :class:`.Position`.
+        positions: How far a publisher has processed each queue, as the text of a
+            :class:`.Position`.
     """
 
     batch: int
@@ -244,13 +265,18 @@ class CommitRecord:
     positions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """The object's bytes, without the fields that have no value."""
-        intents, positions = (dict(sorted(x.items())) for x in (self.intents, self.positions))
+        """Return the object's bytes, without the fields that have no value."""
+        intents = dict(sorted(self.intents.items()))
+        positions = dict(sorted(self.positions.items()))
         return RECORD.encode_value(self, intents=intents or None, positions=positions or None)
 
     @classmethod
     def from_json(cls, raw: bytes) -> CommitRecord:
-        """Read the object's bytes. ``CorruptData`` if they are no record of this version."""
+        """Read the object's bytes.
+
+        Raises:
+            CorruptData: They are not a record of this version.
+        """
         fields = RECORD.decode(raw)
         intents, positions = fields.mapping("intents", {}), fields.mapping("positions", {})
         batch = fields.number("batch", least=-1)
@@ -260,33 +286,38 @@ class CommitRecord:
         if not all(is_number(clock, least=1) for clock in intents.values()):
             raise fields.wrong("intents", f"a clock from 1 to {LARGEST} for each partition")
         if not all(isinstance(text, str) for text in positions.values()):
-            raise fields.wrong("positions", "a text for each queue")
+            raise fields.wrong("positions", "text for each queue")
         return found
 
     def raised(self, batch: int, next_sequence: int, query: str | None) -> CommitRecord:
-        """The record after one more batch; unchanged for an older batch or another query."""
+        """Return the record after one more batch; unchanged for an older batch or another query."""
         if self.batch >= batch or (query is not None and self.query not in (None, query)):
             return self
         return replace(self, batch=batch, next_sequence=next_sequence, query=self.query or query)
 
 
 def record_key(prefix: str, app: str) -> str:
-    """Key of an app's commit record. It is no batch's name, so the collector does not delete it."""
+    """Return the key of an app's commit record, which the collector does not take for a batch."""
     return f"{prefix}/app={app}/_commit.json"
 
 
 def record_object(
     store: CasStore, prefix: str, app: str, runtime: Runtime, settings: QueueConfig
 ) -> CasObject[CommitRecord]:
-    """An app's commit record in the store; ``prefix`` is that of :func:`record_key`."""
+    """Return an app's commit record in the store; ``prefix`` is that of :func:`record_key`."""
     return RECORD.cas_object(CommitRecord, store, record_key(prefix, app), runtime, settings)
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
-    """The record of an app, with the query that is about to write. ``InvalidInput`` if the app id
-    belongs to another query; unknown ones are not checked."""
+    """Return the record of an app with the query that is about to write.
+
+    An app id that equals the query's own id needs no check, because no other query can use it.
+
+    Raises:
+        InvalidInput: The app id belongs to another query.
+    """
     if query is None or query == app:
-        return record  # an app id that is the query's own id cannot be taken by another one
+        return record
     if record is None:
         return CommitRecord(-1, 0, query)
     if record.query is None:
@@ -295,37 +326,40 @@ def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitR
         done = f"its batches up to {record.batch}" if record.batch >= 0 else "nothing yet"
         raise errors.InvalidInput(
             f"txnAppId {app!r} belongs to query {record.query}, which has written {done}; this is "
-            f"query {query}. Both count their batches from 0, so batches of one would be taken "
-            "for repeats of the other's and be lost. Give this query a txnAppId of its own. A "
-            "query whose checkpoint was deleted is a new query, and needs a new one, too."
+            f"query {query}. Both count their batches from 0, so batches of one would be lost as "
+            "repeats of the other's. Give this query a txnAppId of its own. A query whose "
+            "checkpoint was deleted is a new query and needs a new txnAppId too."
         )
     return record
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchProof:
-    """How the record shows that an attempt at a batch was committed."""
+    """Recognizes in the record that an attempt at a batch was committed."""
 
     batch: int
     producer: str
     key: str
 
     def mark(self) -> int:
-        """A record has one place."""
+        """Return 0, because a record has one place."""
         return 0
 
     def find(self, now: CommitRecord | None, marks: Sequence[int]) -> bool:
-        """Whether the record names the attempt."""
+        """Return whether the record names the attempt."""
         if marks and now is not None and now.batch > self.batch:
-            # The answer was lost, and the next owner has committed a later batch since: it may have
-            # found this one committed, or committed another attempt at it.
-            raise OutcomeUnknown(f"{self.key!r} names batch {now.batch} by now")
+            # The answer was lost, and the next owner has committed a later batch since. It may
+            # have found this attempt committed, or committed another attempt at the batch.
+            raise OutcomeUnknown(f"{self.key!r} now names batch {now.batch}")
         return now is not None and (now.batch, now.producer) == (self.batch, self.producer)
 
 
 class OwnedRecord:
-    """A topic's commit record as one run of an app owns it. A run claims once: what was appended
-    under an earlier claim cannot be committed any more. Not thread-safe."""
+    """A topic's commit record as owned by one run of an app. Not thread-safe.
+
+    A run claims the record once. Batches that were appended under an earlier claim can no longer be
+    committed.
+    """
 
     def __init__(self, app: str, record: CasObject[CommitRecord], run: str) -> None:
         self.key = record.key
@@ -343,7 +377,7 @@ class OwnedRecord:
         return self._object.last_seen
 
     def claim(self, batch: int, query: str | None) -> CommitRecord:
-        """Write this run into the record, unless the batch is committed. Called once, first."""
+        """Write this run into the record, unless the batch is committed. Call it once, first."""
 
         def change(record: CommitRecord | None) -> CommitRecord:
             found = claimed(record, self._app, query) or CommitRecord(-1, 0, query)
@@ -354,14 +388,17 @@ class OwnedRecord:
         return self._object.change(change)
 
     def is_owned(self) -> bool:
-        """Whether no other run has claimed the record since. Reads it."""
+        """Read the record, and return whether no other run has claimed it since."""
         now = self._object.read()
         return isinstance(now, CommitRecord) and now.run == self._run
 
     def continues(self, batch: int, query: str | None) -> bool:
-        """Whether this run may go on with a batch without a claim: not if the record does not name
-        the query yet, or if batches are missing since its last one and another run has claimed the
-        record, because Spark commits in any of its idle Python workers."""
+        """Return whether this run may continue with a batch without claiming the record again.
+
+        It may not if the record does not name the query yet. It may not either if batches are
+        missing since the run's last one and another run has claimed the record, because Spark
+        commits in any of its idle Python workers.
+        """
         record = self.record
         if claimed(record, self._app, query) is not record:
             return False
@@ -373,10 +410,10 @@ class OwnedRecord:
         """Write a batch into the record, which commits it; see :meth:`verdict`."""
 
         def change(record: CommitRecord | None) -> CommitRecord | None:
-            # Unchanged also where it names this attempt already: it may be applied twice.
+            # Unchanged also if it already names this attempt: a change may be applied twice.
             if record is None or record.run != self._run or record.batch >= batch:
                 return record
-            # What was read and what was written of it are committed by one write.
+            # One write commits both the positions that were read and the batch that was written.
             return replace(
                 record,
                 batch=batch,
@@ -389,7 +426,7 @@ class OwnedRecord:
         return self._object.update(change, proof=proof, from_memory=True)
 
     def verdict(self, batch: int, producer: str) -> Verdict:
-        """The meaning of the record, as last read or written, for an attempt."""
+        """Return what the record, as last read or written, says about an attempt."""
         record = self.record
         if record is None or record.batch < batch:
             return Verdict.OPEN
@@ -397,14 +434,14 @@ class OwnedRecord:
         return Verdict.COMMITTED if named else Verdict.REPEATED
 
     def note_undecided(self, name: str, manifest: Manifest | None, but: bytes | None) -> None:
-        """Note the undecided producers of a partition, which are to be rolled back, but one."""
+        """Note the undecided producers of a partition, except ``but``, to roll them back later."""
         if manifest is None:
             return
         found = undecided_of_app(manifest, name, self._app, self._searched.get(name, 0))
         self._searched[name] = manifest.next_sequence
-        for producer, each in found.items():
+        for producer, transaction in found.items():
             if producer != but:
-                marker = TransactionMarker(producer, ROLL_BACK, each.txn)
+                marker = TransactionMarker(producer, ROLL_BACK, transaction.txn)
                 self.roll_backs.setdefault(name, {})[producer] = marker
 
 
@@ -416,8 +453,14 @@ _ANY_BATCH = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a batch, by a producer drawn for it; ``intents`` has the clock of the marker
-    that commits it by partition, ``positions`` what it has processed by queue."""
+    """One attempt at a batch, by a producer that was generated for it.
+
+    Attributes:
+        txn: App and batch number.
+        producer: The producer's id.
+        intents: By partition, the clock of the marker that commits the attempt.
+        positions: By queue, how far the attempt has processed it.
+    """
 
     txn: Transaction
     producer: bytes
@@ -428,8 +471,11 @@ class Attempt:
 class TransactionCoordinator:
     """Decides the writes of apps to one topic. Not thread-safe; an app has one at a time.
 
-    After any error the next :meth:`begin` is that of a new run, which reads everything again. The
-    arguments are those of :class:`MarkerWriter`, and the ``folder`` of the records.
+    After any error, the next :meth:`begin` is that of a new run, which reads everything again.
+
+    Args:
+        store, config, queue_of, runtime, ahead_ms: As for :class:`MarkerWriter`.
+        folder: Folder of the commit records.
     """
 
     def __init__(
@@ -450,29 +496,39 @@ class TransactionCoordinator:
         self.markers = MarkerWriter(store, config, queue_of, runtime, ahead_ms=ahead_ms)
         self._owned: dict[str, OwnedRecord] = {}
         self._decided: dict[str, OwnedRecord] = {}
-        """Batches without all of their markers. While an app is here it is not in ``_owned``: its
-        next batch would overwrite the record that names this one."""
+        """Apps whose last batch does not have all of its markers yet. They are not in ``_owned``,
+        because their next batch would overwrite the record that names this one."""
 
     def begin(self, txn: Transaction, query: str | None, partitions: Collection[str]) -> bool:
-        """Called before anything of an attempt is appended, with all partitions of the topic.
+        """Prepare for an attempt. Call it before anything of the attempt is appended.
 
-        False when the batch was committed before; its markers are in all partitions now. The first
-        call reads and writes the record, and reads each manifest; the others cost no request.
-        ``InvalidInput`` where the app id belongs to another query.
+        The first call reads and writes the record and reads each manifest; later calls cost no
+        request.
+
+        Args:
+            txn: App and batch number.
+            query: Id of the streaming query, if known.
+            partitions: All partitions of the topic.
+
+        Returns:
+            False if the batch was committed before; its markers are then in all partitions.
+
+        Raises:
+            InvalidInput: The app id belongs to another query.
         """
         known = self._owned.get(txn.app)
         if known is not None:
             # Queries of one process share its coordinator. A query whose checkpoint was deleted
-            # counts from 0 again: without this check its batches would pass for repeats.
+            # counts from 0 again, and without this check its batches would look like repeats.
             if known.continues(txn.batch, query):
                 return known.record is None or known.record.batch < txn.batch
             del self._owned[txn.app]
         owned, record, _ = self._claim(txn.app, txn.batch, query, partitions)
         if record.batch >= txn.batch:
             if owned.roll_backs:
-                # The run that committed the batch was killed before it had rolled back the
-                # others; or it lives and writes its next batch. Only a claim distinguishes them:
-                # in the second case it makes that run fail.
+                # The run that committed the batch was killed before it rolled back the others, or
+                # it is alive and writes its next batch. Only a claim can tell: in the second case,
+                # the claim makes that run fail.
                 with suppress(errors.Superseded):  # a run that claimed meanwhile does the same
                     self.recover(txn.app, query, partitions)
             return False
@@ -480,9 +536,15 @@ class TransactionCoordinator:
         return True
 
     def recover(self, app: str, query: str | None, partitions: Collection[str]) -> int:
-        """End what earlier runs of an app left undecided, without writing a batch; returns how many
-        transactions, counted per partition. A live run of the app elsewhere is fenced.
-        ``Superseded`` where another run began meanwhile; it does the same.
+        """End the undecided transactions of earlier runs of an app, without writing a batch.
+
+        A live run of the app elsewhere is fenced.
+
+        Returns:
+            How many transactions were ended, counted per partition.
+
+        Raises:
+            Superseded: Another run began meanwhile; it does the same.
         """
         if app in self._owned:
             return 0
@@ -495,30 +557,35 @@ class TransactionCoordinator:
         return ended
 
     def committed(self, app: str) -> int:
-        """The highest committed batch of an app that was begun or recovered; -1 for none."""
+        """Return the highest committed batch of an app that was begun or recovered; -1 for none."""
         record = self._owned[app].record
         return -1 if record is None else record.batch
 
     def positions(self, app: str) -> Mapping[str, str]:
-        """The committed positions of an app that was begun or recovered."""
+        """Return the committed positions of an app that was begun or recovered."""
         owned = self._owned.get(app)
         return {} if owned is None or owned.record is None else owned.record.positions
 
     def verdict_on(self, txn: Transaction, producer: bytes) -> Verdict:
-        """The meaning of the record of an app that was begun or recovered, for an attempt."""
+        """Return what the record of an app that was begun or recovered says about an attempt."""
         return self._owned[txn.app].verdict(txn.batch, producer.hex())
 
     def prepare(self, attempt: Attempt, name: str) -> None:
-        """See :meth:`.MarkerWriter.prepare`. May be called for several partitions at once."""
+        """Store a marker's batch in advance; may be called for several partitions in parallel."""
         marker = TransactionMarker(attempt.producer, attempt.intents[name], attempt.txn)
         self.markers.prepare(name, marker)
 
     def decide(self, attempt: Attempt) -> bool:
         """Commit an attempt whose pending batches are in all partitions.
 
-        False when another run has committed this batch, or a later one, since :meth:`begin`, and
-        ``Superseded`` where one has begun: the attempt is rolled back. ``TransientStorageError``
-        where it was not committed, or that is unknown: the text says which.
+        Returns:
+            False if another run has committed this batch, or a later one, since :meth:`begin`. The
+            attempt was rolled back.
+
+        Raises:
+            Superseded: Another run has begun; the attempt was rolled back.
+            TransientStorageError: The attempt was not committed, or that is unknown; the text says
+                which.
         """
         app, batch, producer = attempt.txn.app, attempt.txn.batch, attempt.producer.hex()
         owned = self._owned.pop(app)
@@ -530,9 +597,9 @@ class TransactionCoordinator:
             outcome = outcomes.Unknown(str(error))
         if isinstance(outcome, outcomes.Unknown):
             raise errors.TransientStorageError(
-                f"whether {attempt.txn} was committed is not known: its commit record "
+                f"it is not known whether {attempt.txn} was committed: its commit record "
                 f"{owned.key!r} may or may not have been written ({outcome.reason}). Start the "
-                "query, or open the publisher, again: it reads the record, and completes or "
+                "query, or open the publisher, again: it reads the record and completes or "
                 "repeats the batch."
             )
         found = owned.verdict(batch, producer)
@@ -550,8 +617,14 @@ class TransactionCoordinator:
         )
 
     def complete(self, attempt: Attempt, since: Mapping[str, int]) -> None:
-        """Write the markers of a committed attempt, and roll back what others left undecided. After
-        an error the next run does it. ``since`` has the first sequence in each partition."""
+        """Write the markers of a committed attempt, and roll back what other runs left undecided.
+
+        After an error, the next run does it.
+
+        Args:
+            attempt: The committed attempt.
+            since: The attempt's first sequence in each partition.
+        """
         app = attempt.txn.app
         owned = self._decided.pop(app)
         markers = {
@@ -565,7 +638,7 @@ class TransactionCoordinator:
         self._owned[app] = owned
 
     def abandon(self, attempt: Attempt) -> None:
-        """Roll back an attempt that can never be committed. If storage fails, the next run does."""
+        """Roll back an attempt that can never be committed; after an error, the next run does."""
         self._owned.pop(attempt.txn.app, None)
         self.markers.drop_prepared(attempt.producer, attempt.intents)
         marker = TransactionMarker(attempt.producer, ROLL_BACK, attempt.txn)
@@ -577,8 +650,8 @@ class TransactionCoordinator:
     def forget(self, app: str) -> None:
         """Delete the record of an app that writes nothing any more. Failures are logged."""
         self._owned.pop(app, None)
-        for each in self._store.delete_many([record_key(self._folder, app)]):
-            log.warning("commit record %s was not deleted: %s", each.key, each.reason)
+        for failure in self._store.delete_many([record_key(self._folder, app)]):
+            log.warning("commit record %s was not deleted: %s", failure.key, failure.reason)
 
     def _claim(
         self, app: str, batch: int, query: str | None, partitions: Collection[str]
@@ -601,7 +674,7 @@ class TransactionCoordinator:
                 markers[name] = [marker]
         if markers:
             log.warning(
-                "batch %d of app %s was committed and not visible yet in %s: it is now",
+                "batch %d of app %s was committed but not yet visible in %s; it is visible now",
                 record.batch, app, ", ".join(markers),
             )  # fmt: skip
         return owned, record, self.markers.write(markers)
@@ -610,7 +683,7 @@ class TransactionCoordinator:
         markers = {name: [marker] for name, marker in committing.items()}
         for name, roll_backs in owned.roll_backs.items():
             abandoned = ", ".join(str(marker.txn) for marker in roll_backs.values())
-            log.warning("abandoned in %s, and rolled back: %s", name, abandoned)
+            log.warning("rolled back abandoned transactions in %s: %s", name, abandoned)
             markers.setdefault(name, []).extend(roll_backs.values())
         ended = self.markers.write(markers)
         owned.roll_backs.clear()

@@ -126,13 +126,20 @@ ReadIndexBeforeMove(m) ==
     /\ mover' = [mover EXCEPT ![m].at = "looks", ![m].known = index.now, ![m].segment = None]
     /\ UNCHANGED <<manifest, index, objects, Log_2>>
 
-\* A segment begins where the index ends. Its object is stored before the index names it.
+\* Whether a stored segment has entries that are missing between the index and the manifest. They
+\* are not lost then: a mover died before it named the segment, or the index is an old copy.
+\* core/opendata_buffer/queue/log.py: Log.check_gap
+IsStored(known, seen) ==
+    \E g \in objects : g.from < seen.first /\ g.to > known.end /\ known.end < seen.first
+
+\* A segment begins where the index ends. Its object is stored before the index names it. A mover
+\* stops where what is missing before it is stored, until a person repairs the index.
 \* core/opendata_buffer/queue/log.py: Log.move
 StoreSegment(m) ==
     LET seen == mover[m].seen
         from == IF Faulty("a segment begins where the manifest begins") THEN seen.first
                 ELSE Max(mover[m].known.end, seen.first) IN
-    /\ mover[m].at = "looks" /\ from < End(seen)
+    /\ mover[m].at = "looks" /\ from < End(seen) /\ ~IsStored(mover[m].known, seen)
     /\ \E to \in (from + 1)..End(seen) :
          LET segment == [mover |-> m, from |-> from, to |-> to] IN
          /\ mover' = [mover EXCEPT ![m].at = "stored", ![m].segment = segment]

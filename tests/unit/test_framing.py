@@ -136,8 +136,8 @@ def test_json_values_are_records_and_keep_their_bytes() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b'{"a": }', "no JSON value: Expecting value at character 6"),
-        (b'"\xff"', "no UTF-8 text"),
+        (b'{"a": }', "it is not a JSON value: Expecting value at character 6"),
+        (b'"\xff"', "it is not UTF-8 text"),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_line_that_is_no_json_is_named_by_record_and_byte(line: bytes, says: s
 def test_a_record_beyond_the_limit_is_refused_also_before_its_end(end: bytes) -> None:
     splitter = NdjsonSplitter(10)
     assert splitter.feed(b"1234567890\r\n1234567890123" + end) == [b"1234567890"]
-    with pytest.raises(InvalidInput, match=r"record 2, at byte 12 .* a record may have 10"):
+    with pytest.raises(InvalidInput, match=r"record 2, at byte 12 .* a record may have at most 10"):
         splitter.finish()
 
 
@@ -188,7 +188,7 @@ def test_a_broken_record_with_a_prefix_is_named_behind_those_before_it(
 ) -> None:
     too_long = prefix + b"\xff\xff\xff\x7f"
     for broken, says in [
-        (too_long, "2147483647 bytes or more, and a record may have 10"),
+        (too_long, "2147483647 bytes or more, and a record may have at most 10"),
         (framed(name, [b"not"])[:-1], f"the input ends {len(prefix) + 6} bytes into the record"),
     ]:
         splitter = FRAMINGS[name].splitter(10)
@@ -203,5 +203,5 @@ def test_a_frame_without_its_magic_word_is_an_error() -> None:
     splitter = FRAMINGS["protobuf-fixed"].splitter(1000)
     frames = framed("protobuf-fixed", [b"one", b"two"])
     assert splitter.feed(frames + b"garbage!garbage!") == [b"one", b"two"]
-    with pytest.raises(InvalidInput, match="record 3, at byte 22 of the input: no magic word"):
+    with pytest.raises(InvalidInput, match="record 3, at byte 22 of the input: it starts with"):
         splitter.finish()

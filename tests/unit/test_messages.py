@@ -70,7 +70,7 @@ def test_what_does_not_fit_into_a_uuid_is_refused(
 
 
 def test_a_uuid_of_another_version_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no version 1 UUID"):
+    with pytest.raises(InvalidInput, match="not a version 1 UUID"):
         parse_uuid(uuid.UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2"))
 
 

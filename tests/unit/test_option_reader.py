@@ -11,7 +11,13 @@ from buffer_sink.options import SINK_OPTIONS
 from buffer_source.options import SOURCE_OPTIONS
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.option_reader import INSTEAD, STORAGE_OPTIONS, OptionReader, storage_settings
+from opendata_buffer.option_reader import (
+    INSTEAD,
+    STORAGE_OPTIONS,
+    OptionReader,
+    storage_settings,
+    with_options,
+)
 
 NAMES = ("maxBatches", "flag", "mode", *STORAGE_OPTIONS)
 
@@ -166,3 +172,15 @@ def test_no_name_is_both_an_option_and_replaced_by_one() -> None:
 def test_a_store_that_spark_cannot_use_is_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         storage_settings(reader(**options))
+
+
+def test_errors_of_the_library_speak_of_options_in_a_query() -> None:
+    found = with_options(
+        "use data_path_prefix='a/b' and manifest_path='a/m', or create_if_missing=True; give it "
+        "a data_path_prefix of its own, or name its manifest with manifest_path."
+    )
+    assert found == (
+        'use .option("dataPathPrefix", "a/b").option("manifestPath", "a/m"), or '
+        '.option("createIfMissing", "true"); give it another dataPathPrefix, or name '
+        "its manifest with the option manifestPath."
+    )

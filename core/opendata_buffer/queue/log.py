@@ -430,11 +430,20 @@ class Log:
 
         Raises:
             OldIndex: Segments are stored that have the missing entries.
+            TransientStorageError: The index has changed meanwhile.
         """
         gap = index.end, manifest.first_sequence
         if gap[0] >= gap[1] or gap == self._true_gap:
             return
         if found := self.stored_between(*gap):
+            now = self._object.read()
+            if not isinstance(now, LogIndex) or now.end != index.end:
+                # A mover had stored the segment and not yet named it, while a v1 consumer took the
+                # same entries.
+                raise errors.TransientStorageError(
+                    f"{self._object.key!r} in {self.store.url} was changed while it was read: try "
+                    "again"
+                )
             first, end = found[0][0], found[-1][1]
             what = f"ends at {index.end}, and segments of {first} to {end - 1} are stored"
             raise _old_index(self.store, self.config, what)

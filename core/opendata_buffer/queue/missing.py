@@ -63,7 +63,7 @@ def find_missing(view: LogView, needed: int) -> Missing | None:
 def look_for_missing(
     store: CasStore, config: QueueConfig, runtime: Runtime, needed: int
 ) -> Missing | None:
-    """As :func:`find_missing`, in the log as it is now; None also where there is no log."""
+    """As :func:`find_missing`, in the log as it is now; None also where the queue is not a log."""
     claim = check_owner(store, config, runtime=runtime)
     manifest = read_manifest(store, config, runtime) or Manifest.empty()
     log = Log(store, config, runtime, "" if claim is None else claim.queue_id)

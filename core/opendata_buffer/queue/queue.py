@@ -358,6 +358,8 @@ class Queue:
                 self._change(lambda before: left_to_log(before, end))
         except errors.OpenDataBufferError as error:
             log.warning("the oldest entries of %s were not moved: %s", self.key, error)
+            # Not with each append: an index that was restored stays so until somebody repairs it.
+            self._move_at += Log.left_entries
             return None
         return index
 

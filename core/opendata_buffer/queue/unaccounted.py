@@ -135,7 +135,7 @@ def refusal(
     Args:
         store: Where the queue is.
         config: Its data prefix and manifest.
-        manifest: What is at the manifest's path; None for a queue that would be created.
+        manifest: The manifest at the queue's path; None for a queue that would be created.
         hint: The queue as commands take it.
         uploaded: Locations of batches that the caller itself has just uploaded.
 
@@ -181,8 +181,8 @@ def hold_reason(
 
     Args:
         config: The queue's data prefix and manifest.
-        manifest: What is at the manifest's path.
-        batches: Those that it does not name and that are older than the grace period.
+        manifest: The manifest at the queue's path.
+        batches: The batches that it does not name and that are older than the grace period.
         other: Another manifest that names batches in the prefix, by :class:`OtherManifests`.
     """
     prefix = config.data_path_prefix

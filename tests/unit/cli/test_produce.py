@@ -71,12 +71,12 @@ def test_f29_a_failed_batch_is_reported_once(
 @pytest.mark.parametrize(
     ("framing", "stdin", "reason"),
     [
-        ("ndjson", b"1\n2\nx\n4\n", "record 3, at byte 4 of the input: no JSON value"),
+        ("ndjson", b"1\n2\nx\n4\n", "record 3, at byte 4 of the input: it is not a JSON value"),
         ("length", b"\1\0\0\0a\1\0\0\0b\x09\0\0\0c", "record 3, at byte 10 of the input"),
         (
             "protobuf-fixed",
             2 * b"\x66\x33\x93\x36\1\0\0\0a" + b"junk" * 3,
-            "record 3, at byte 18 of the input: no magic word",
+            "record 3, at byte 18 of the input: it starts with",
         ),
     ],
 )

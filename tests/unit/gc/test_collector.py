@@ -7,13 +7,14 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from opendata_buffer import gc as module
 from opendata_buffer import metrics
-from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.errors import (
     CorruptManifest,
     Fenced,
@@ -367,6 +368,59 @@ def test_the_loop_runs_every_interval_and_survives_errors(caplog: pytest.LogCapt
     ]
     assert "collection failed, next cycle tries again: 503" in caplog.text
     assert "ZeroDivisionError: bug" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "grace_ms", "wait_s"),
+    [(None, 10 * MINUTE, 300.0), (None, 1, 0.05), (7_000, 10 * MINUTE, 7.0)],
+)
+def test_the_loop_waits_for_its_interval_or_half_of_the_grace_period(
+    interval_ms: int | None, grace_ms: int, wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Fixture()
+    gc = GarbageCollectorConfig(interval_ms=interval_ms, grace_period_ms=grace_ms)
+    collector = GarbageCollector(queue.store, replace(queue.config, gc=gc), runtime=queue.runtime)
+    waits: list[float] = []
+    wait = collector._condition.wait
+
+    def noted(seconds: float) -> bool:
+        waits.append(seconds)
+        return wait(seconds)
+
+    monkeypatch.setattr(collector._condition, "wait", noted)
+    collector.start()
+    queue.runtime.await_waits(1)
+    collector.stop()
+    assert waits == [wait_s]
+
+
+def test_an_empty_queue_has_its_orphans_collected() -> None:
+    queue = Fixture()
+    queue.write(Manifest.starting_at(1, 3))
+    queue.runtime.advance(3_600)
+    assert queue.collector().run_once().deleted == 3
+
+
+def test_what_is_newer_than_the_name_of_the_oldest_queued_batch_waits() -> None:
+    # Its upload took an hour. The orphan may have been named and be queued after it.
+    queue = Fixture()
+    slow = batch_key("ingest", queue.runtime.ulid_at(NOW - 120 * MINUTE))
+    queue.store.put(slow, b"")
+    queue.write(Manifest.empty().append([NewEntry(slow), NewEntry(queue.queued)]).with_epoch(3))
+    queue.runtime.advance(3_600)
+    report = queue.collector().run_once()
+    assert (report.deleted, report.plan.waiting, report.plan.referenced) == (0, 2, 2)
+
+
+def test_segments_that_end_before_what_is_remembered_are_deleted_and_nothing_else() -> None:
+    queue = Fixture()
+    names = [f"ingest/_log/{first:020d}-{first + 8:020d}-x.segment" for first in (0, 8, 16)]
+    page = f"ingest/_log/{0:020d}-{16:020d}-x.page"
+    for key in (*names, page, "ingest/_log/note"):
+        queue.store.put(key, b"")
+    queue.collector()._delete_parts(16)
+    left = {key for key in queue.names() if key.startswith("ingest/_log/")}
+    assert left == {names[2], "ingest/_log/note"}
 
 
 def test_a_stop_does_not_wait_for_ever_for_a_store_that_does_not_answer(

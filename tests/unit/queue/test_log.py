@@ -21,6 +21,7 @@ from opendata_buffer import (
     Fenced,
     InvalidInput,
     QueueReset,
+    TransientStorageError,
     outcomes,
 )
 from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
@@ -273,6 +274,63 @@ def test_f45_a_queue_that_was_started_over_is_not_collected_by_the_old_index() -
     options = SourceOptions.from_spark({"path": "/unused"})
     with pytest.raises(CorruptData, match="it was started over"):
         view_of(options, house.store, house.runtime)
+
+
+def test_f46_processes_that_run_notice_an_old_index_without_the_marker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    house = House()
+    house.append(30)
+    reader = house.reader("reader")
+    copy = house.store.get("ingest/_log.json").data
+    house.append(60)
+    assert len(read(reader)) == 90
+    house.store.put("ingest/_log.json", copy)
+    marker = json.loads(house.store.get("ingest/_owner.json").data)
+    del marker["index_changes"]
+    house.store.put("ingest/_owner.json", json.dumps(marker).encode())
+    house.runtime.advance(61)
+    with pytest.raises(CorruptData, match="went backwards: it had"):
+        reader.next_batch()
+    caplog.clear()
+    house.append(40)
+    assert house.index().lost == ()
+    warnings = [each for each in caplog.messages if "went backwards" in each]
+    assert 1 <= len(warnings) <= 40 / Log.left_entries
+    before = {each.key for each in house.store.list("").objects}
+    house.runtime.advance(3_600)
+    with pytest.raises(CorruptData, match="went backwards: it ends at"):
+        house.collector().run_once()
+    assert {each.key for each in house.store.list("").objects} == before
+
+
+def test_a_segment_that_is_named_while_a_reader_looks_makes_no_old_index() -> None:
+    """A v1 consumer takes entries that a mover has stored and not yet named."""
+    house = House()
+    house.append(60)
+    before, kept = house.index(), house.manifest()
+    entries = kept.part(before.end, kept.next_sequence)
+    name = f"{before.end:020d}-{kept.next_sequence:020d}-x.segment"
+    taken = kept.drop_through(before.end)
+    list_objects, listed = house.store.list, []
+
+    def late(prefix: str, **options: Any) -> Any:
+        found = list_objects(prefix, **options)
+        if prefix == "ingest/_log/":
+            listed.append(prefix)
+            house.store.put(
+                "ingest/_log.json", before.with_segment(Part.of(entries, name)).to_json()
+            )
+        return found
+
+    log = Log(house.store, house.config, house.runtime)
+    index = log.need()
+    house.store.put(f"ingest/_log/{name}", entries.raw)
+    house.store.list = late  # type: ignore[method-assign]
+    with pytest.raises(TransientStorageError, match="changed while it was read"):
+        log.check_gap(index, taken)
+    assert listed
+    log.check_gap(log.need(), taken)
 
 
 def test_nothing_is_handed_out_beyond_the_end_of_the_manifest_that_was_read() -> None:

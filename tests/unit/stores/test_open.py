@@ -93,7 +93,7 @@ def test_a_relative_path_needs_a_directory_to_be_in(
 
 
 def test_what_is_no_text_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"store is PosixPath\('/data'\)"):
+    with pytest.raises(InvalidInput, match="url is of type PosixPath: use str"):
         open_store(Path("/data"))  # type: ignore[arg-type]
 
 
