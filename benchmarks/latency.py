@@ -125,7 +125,11 @@ def delays_of(
 
 def ours(flush_ms: int, where: Path | None = None) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="buffer-bench-", dir=where) as directory:
-        config = ConsumerConfig(store=directory, gc=GarbageCollectorConfig(enabled=False))
+        config = ConsumerConfig(
+            store=directory,
+            create_if_missing=True,  # it starts before the producer's process
+            gc=GarbageCollectorConfig(enabled=False),
+        )
         with Consumer(config) as consumer:
 
             def take() -> list[bytes]:
