@@ -188,7 +188,9 @@ def run(module: str, children: int, again: bool) -> Results:
     """
     folder = prepare(module, again)
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children)]
-    subprocess.run(command, cwd=folder, check=True)
+    # Each mutant has a process, which would compile the tests again.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(command, cwd=folder, env=env, check=True)
     codes = json.loads(_recorded(folder, module).read_text())["exit_code_by_key"]
     alive = [name for name, code in codes.items() if code in _ALIVE]
     mutants = [_mutant(folder, module, name) for name in alive]

@@ -115,9 +115,12 @@ def test_one_record_is_no_collection_of_records(one: object) -> None:
         listed(one)
 
 
-@pytest.mark.parametrize("wrong", [{b"a": 1}, {b"a"}, list, 7, None])
-def test_what_has_no_order_or_no_records_is_refused(wrong: object) -> None:
-    with pytest.raises(InvalidInput, match=r"entries .*a list of bytes, or an Arrow array"):
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [({b"a": 1}, "of type dict"), ({b"a"}, "of type set"), (list, "the class list"), (7, "7 ")],
+)
+def test_what_has_no_order_or_no_records_is_refused(wrong: object, what: str) -> None:
+    with pytest.raises(InvalidInput, match=f"entries is {what}.*: use a list of bytes, or an Arr"):
         listed(wrong)
 
 
@@ -230,6 +233,18 @@ def test_a_block_between_head_and_tail_is_a_parquet_file(
     assert reader.read().column(0).to_pylist() == records
 
 
+@pytest.mark.parametrize(("size", "count"), [(2**27, 2**26), (2**31 - 1024, 2**29 - 256)])
+def test_the_figures_of_the_largest_blocks_are_read(
+    size: int, count: int, loaded: ModuleType
+) -> None:
+    file = loaded.head(size, count) + loaded.tail(size, count)
+    metadata = pq.read_metadata(pa.BufferReader(file))
+    column = metadata.row_group(0).column(0)
+    assert (metadata.num_rows, column.num_values) == (count, count)
+    header_bytes = HEAD_SIZE - column.data_page_offset
+    assert column.total_compressed_size == column.total_uncompressed_size == size + header_bytes
+
+
 @pytest.mark.parametrize("count", [0, 1, 127, 128, 2**31 - 1, 2**32 - 1])
 @pytest.mark.parametrize("size", [0, 63, 64, 2**31 - 1])
 def test_head_and_tail_fit_the_room_left_for_them(size: int, count: int) -> None:
@@ -314,6 +329,7 @@ def test_a_large_batch_that_cannot_be_decoded_in_parts_is_read_whole(
     monkeypatch.setattr(arrow, "WHOLE_BYTES", 7)
     stored = Stored(encode_batch(records, compression))
     assert decode_arrow(ReadBuffer(stored.read)).to_pylist() == records
+    assert open_arrow(stored.data).size == len(join_records(records))
     assert stored.reads[-1] == (0, len(stored.data))
 
 

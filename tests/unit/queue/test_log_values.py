@@ -10,6 +10,7 @@ import pytest
 
 from opendata_buffer import CorruptData
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue import log as module
 from opendata_buffer.queue.log import (
@@ -17,6 +18,8 @@ from opendata_buffer.queue.log import (
     LogIndex,
     LogView,
     Part,
+    _begin_of_part,
+    chain_of,
     end_of_gap,
     end_of_part,
     joined_ranges,
@@ -26,6 +29,9 @@ from opendata_buffer.queue.log import (
 )
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.queue.test_log import House, small
+
+__all__ = ["small"]
 
 ULID = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
 ULID_MS = 1_724_233_027_197
@@ -199,6 +205,75 @@ def test_the_name_of_a_part_says_which_sequences_it_has(
 ) -> None:
     assert span_of_segment(key) == span
     assert end_of_part(key) == (module.LARGEST if end is None else end)
+
+
+@pytest.mark.parametrize(
+    ("key", "first"),
+    [
+        ("i/_log/07-08-x.segment", 7),
+        ("07-08-x.page", 7),
+        ("i/_log/note", -1),
+        ("i/_log/\u0661-08-x.page", -1),
+        ("i/_log/-08-x.page", -1),
+    ],
+)
+def test_the_name_of_a_part_says_where_it_begins(key: str, first: int) -> None:
+    assert _begin_of_part(key) == first
+
+
+@pytest.mark.parametrize(
+    ("spans", "end", "chain"),
+    [
+        ([(0, 10), (10, 20), (15, 25)], 20, [(0, 10), (10, 20)]),
+        ([(0, 20), (0, 30)], 20, [(0, 30)]),
+        ([(0, 10), (20, 30)], 20, [(0, 10)]),
+        ([(0, 10), (0, 12), (12, 20), (20, 30), (12, 25)], 30, [(0, 12), (12, 20), (20, 30)]),
+    ],
+)
+def test_segments_that_lost_a_race_are_not_put_in_the_row(
+    spans: list[tuple[int, int]], end: int, chain: list[tuple[int, int]]
+) -> None:
+    assert chain_of(spans, end) == chain
+
+
+def test_an_index_is_put_back_only_over_the_one_that_was_looked_at() -> None:
+    house = House()
+    house.append(40)
+    log = Log(house.store, house.config, house.runtime)
+    old = log.need()
+    restored = old.changed(floor=3)
+    log.put_back(old, restored)
+    assert log.need() == restored
+    with pytest.raises(TransientStorageError, match=r"_log.json' in memory://log was changed mean"):
+        log.put_back(old, old.changed(floor=5))
+    assert house.index() == restored
+    # The owner marker knows it too: an older copy is refused from now on.
+    house.store.put("ingest/_log.json", old.to_json())
+    with pytest.raises(
+        CorruptData, match=r"_log.json' in memory://log went backwards: it had .* run"
+    ):
+        house.index()
+
+
+def test_each_segment_from_the_floor_on_is_read_or_named_with_its_fault() -> None:
+    house = House()
+    house.append(200)
+    log = Log(house.store, house.config, house.runtime)
+    index = log.need()
+    whole = list(log.segments(index))
+    assert [part.first for part, _ in whole] == sorted(part.first for part, _ in whole)
+    assert all(isinstance(found, Manifest) for _, found in whole)
+    assert sum(found.entry_count for _, found in whole if isinstance(found, Manifest)) == index.end
+    fifth, last = whole[4][0], whole[-1][0]
+    house.store.delete_many([f"ingest/_log/{fifth.name}"])
+    log = Log(house.store, house.config, house.runtime)
+    later = list(log.segments(replace(index, floor=fifth.first)))
+    assert [part for part, _ in later] == [part for part, _ in whole[4:]]
+    assert isinstance(later[0][1], CorruptData)
+    assert all(isinstance(found, Manifest) for _, found in later[1:])
+    after, _ = next(log.segments(replace(index, floor=fifth.end)))
+    assert after == whole[5][0]
+    assert list(log.segments(replace(index, floor=last.end))) == []
 
 
 def test_gaps_that_overlap_or_touch_are_one() -> None:
