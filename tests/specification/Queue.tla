@@ -66,9 +66,14 @@ Entries(p) == [k \in 1..Size[p] |->
 
 Holds(m, p) == Entries(p)[Size[p]] \in Queued(m)    \* the last entry of the group
 
+(* When the name was made. An upload takes a while; here it takes no time, and *)
+(* in a trace (TraceQueue.tla) as long as it took.                             *)
+Made(p) == now
+NameAt(p, made) == made + Ahead[p]
+
 Store_(p, at) ==
-    LET name == now + Ahead[p]
-        born == IF p \in Sinks THEN Max(name, now) ELSE now IN
+    LET name == NameAt(p, Made(p))
+        born == IF p \in Sinks THEN Max(name, Made(p)) ELSE Made(p) IN
     /\ objects' = objects \cup {[name |-> [producer |-> p, round |-> producer[p].round,
                                            named |-> name], stored |-> now]}
     /\ producer' = [producer EXCEPT ![p].at = at, ![p].named = name, ![p].born = born]
@@ -92,8 +97,8 @@ BeginAppend(p) ==
     /\ producer[p].at = "ready"
     /\ Age(p) <= Half \/ Grace = 0
     /\ p \in Sinks => Stored(Name(p)) # {}
-    /\ producer' = [producer EXCEPT
-         ![p].at = IF producer[p].known = None THEN "look" ELSE "write", ![p].lost = FALSE]
+    /\ \E at \in {"look"} \cup (IF producer[p].known = None THEN {} ELSE {"write"}) :
+         producer' = [producer EXCEPT ![p].at = at, ![p].lost = FALSE]
     /\ UNCHANGED <<manifest, objects, now, told, consumer, acked, saved, again, collector>>
 
 \* Before every attempt but one from memory: is an earlier one in the manifest?

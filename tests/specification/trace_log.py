@@ -37,7 +37,7 @@ from tests.support.simulation import SimulationFailed
 T = TypeVar("T")
 LOST = ("cas_lost_before", "cas_lost_after", "cas_late")
 KINDS = {
-    *("look before append", "append", "told", "trim", "arrive", "look before move"),
+    *("look before append", "append", "told", "arrive", "look before move"),
     *("read index before move", "store segment", "write index", "look before take"),
     *("read index before take", "take position", "look before registration", "register"),
     *("read manifest", "read index", "hand out", "acknowledge", "set back", "confirm reset"),

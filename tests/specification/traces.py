@@ -55,6 +55,7 @@ class Call:
         bound_to: The version that it replaces; None for no object.
         effect: What the store did; None if the request has not arrived.
         answer: What the process was told; empty if it never was.
+        sent: The number of the next note when it was sent.
     """
 
     process: str
@@ -64,6 +65,7 @@ class Call:
     task: str
     effect: PutOutcome | None = None
     answer: str = ""
+    sent: int = 0
 
 
 @dataclass
@@ -128,6 +130,7 @@ class Recorder:
 
         def put_if(key: str, data: bytes, version: str | None) -> PutOutcome:
             call = Call(process, key, data, version, self.simulation.current.name)
+            call.sent = len(self.notes)
             self._open[id(data)] = call
             outcome = send(key, data, version)
             call.answer = ANSWERS[type(outcome)]
