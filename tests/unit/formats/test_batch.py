@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
+import sys
 import uuid
 from typing import Any
 
@@ -475,6 +477,36 @@ def test_a_later_ulid_differs_in_its_time_only() -> None:
     assert later_ulid(ulid, 0) == ulid
     with pytest.raises(InvalidInput, match="not a ULID"):
         later_ulid("x", 1)
+    for milliseconds in (2**48, -(2**48)):
+        with pytest.raises(InvalidInput, match="cannot be moved by"):
+            later_ulid(ulid, milliseconds)
+
+
+LIBRARY_TEXTS = st.binary(min_size=16, max_size=16).map(lambda bits: str(ulids.ULID(bits)))
+
+
+@given(
+    LIBRARY_TEXTS
+    | LIBRARY_TEXTS.map(str.lower)
+    | st.text(alphabet="0178AILOUZaz{é", min_size=25, max_size=27)
+)
+def test_a_ulid_is_canonical_where_the_library_would_write_the_same_text(text: str) -> None:
+    try:
+        is_canonical = str(ulids.ULID.from_str(text)) == text
+    except (ValueError, IndexError):
+        is_canonical = False
+    assert is_ulid(text) is is_canonical
+
+
+def test_the_library_that_makes_ulids_is_loaded_with_the_first_one() -> None:
+    code = (
+        "import sys; from opendata_buffer import Consumer, Producer; "
+        "from opendata_buffer.formats.batch import location_timestamp_ms; "
+        "assert 'ulid' not in sys.modules; "
+        "location_timestamp_ms('p/other.batch'); assert 'ulid' not in sys.modules; "
+        f"location_timestamp_ms('p/{ULID}.batch'); assert 'ulid' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_tag_takes_the_place_of_the_first_random_characters_and_is_found_again() -> None:
