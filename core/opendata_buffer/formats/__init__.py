@@ -1,4 +1,4 @@
-"""Bytes to values and back. Nothing here reads a clock, a store or a setting."""
+"""Convert bytes to values and back. Nothing here reads a clock, a store, or a setting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, for the next large object: once a large block was
-    freed, glibc keeps up to twice as much. This one is never touched, so it takes no memory itself.
-    The page faults of fresh memory take longer than to fill it."""
+    """Let the C library keep freed memory for the next large object.
+
+    Once a large block was freed, glibc keeps up to twice as much. The block here is never touched,
+    so it takes no memory itself. The page faults of fresh memory take longer than filling it.
+    """
     bytes(16 * MIB)

@@ -1,17 +1,17 @@
-"""The data batch, v1, to and from Arrow, with no Python object per record.
+"""The v1 batch to and from Arrow, without a Python object per record.
 
 Encoding joins the lengths, viewed as 4-byte binaries, to the values. Both directions give exactly
-what :mod:`opendata_buffer.formats.batch` gives, and raise the same errors.
+the same results and errors as :mod:`opendata_buffer.formats.batch`.
 
-Arrow's Parquet reader splits the block, because a v1 record block is byte for byte a Parquet PLAIN
-page of BYTE_ARRAY values: length-prefixed bytes, back to back. The reader only needs a page header
-before the block and a footer behind it, in Thrift's compact protocol. The file has one required
-column ``v`` in one row group with one page (parquet.thrift):
-``PAR1 | page header | block | file metadata | u32 size of the metadata | PAR1``.
-Any part of a block that begins with a record makes such a file, too.
+Arrow's Parquet reader splits the block, because a v1 record block is, byte for byte, a Parquet
+PLAIN page of BYTE_ARRAY values: length-prefixed bytes, back to back. The reader only needs a page
+header before the block and a footer after it, in Thrift's compact protocol. The file has one
+required column ``v`` in one row group with one page (parquet.thrift): ``PAR1 | page header | block
+| file metadata | u32 size of the metadata | PAR1``. Any part of a block that starts with a record
+makes such a file, too.
 
-``pyarrow.compute`` and ``pyarrow.parquet`` are imported by the functions that need them: they take
-40 ms, and a Spark process that plans a query encodes and decodes nothing.
+The functions that need ``pyarrow.compute`` and ``pyarrow.parquet`` import them, because the imports
+take 40 ms, and a Spark process that plans a query neither encodes nor decodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from opendata_buffer.formats.batch import (
 )
 
 HEAD_SIZE = 64
-"""Bytes :func:`head` makes; room to leave before a block."""
+"""Bytes that :func:`head` makes; leave this much room before a block."""
 _MAGIC = b"PAR1"
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 _STOP = b"\0"
@@ -52,14 +52,14 @@ _PLAIN, _RLE = 0, 3
 
 
 def _number(value: int) -> bytes:
-    """A zigzag varint of 0 to 2**32, always in five bytes, so that no other byte moves with it."""
+    """Return a zigzag varint of 0 to 2**32 in exactly five bytes, so that no other byte moves."""
     zigzag = value << 1
     low = (zigzag >> shift & 0x7F | 0x80 for shift in (0, 7, 14, 21))
     return bytes((*low, zigzag >> 28))
 
 
 def _int(step: int, value: bytes | int, kind: int = _I32) -> bytes:
-    """An integer field, ``step`` after the number of the field before it; bytes are a place."""
+    """Return an integer field, ``step`` after the previous field; bytes stand for a value."""
     return _field(step, kind, value if isinstance(value, bytes) else _number(value))
 
 
@@ -75,7 +75,7 @@ def _list(kind: int, *items: bytes) -> bytes:
     return bytes((len(items) << 4 | kind,)) + b"".join(items)
 
 
-# Made once, with a place of five bytes for each figure: they are needed for each batch.
+# Templates, with five bytes in place of each number. Building them for each batch took longer.
 _SIZE, _COUNT, _CHUNK = b"<size", b"<many", b"<both"
 
 
@@ -122,29 +122,32 @@ _HEAD = _MAGIC + bytes(HEAD_SIZE - len(_MAGIC) - len(_PAGE_HEADER)) + _PAGE_HEAD
 _METADATA = _file_metadata()
 _TAIL = _METADATA + len(_METADATA).to_bytes(4, "little") + _MAGIC
 TAIL_SIZE = len(_TAIL)
-"""Bytes :func:`tail` makes; room to leave behind a block."""
+"""Bytes that :func:`tail` makes; leave this much room after a block."""
 
 
 def head(block_size: int, count: int) -> bytes:
-    """The bytes before the block: the magic, and the page header right before the block."""
+    """Return the bytes before the block: the magic, and the page header right before the block."""
     return _HEAD.replace(_SIZE, _number(block_size)).replace(_COUNT, _number(count))
 
 
 def tail(block_size: int, count: int) -> bytes:
-    """The file's end: the metadata that points at the page header. Bytes before it are not read."""
+    """Return the end of the file: the metadata that points at the page header.
+
+    The reader does not read the bytes between the page and the tail.
+    """
     chunk_size = _number(len(_PAGE_HEADER) + block_size)
     return _TAIL.replace(_CHUNK, chunk_size).replace(_COUNT, _number(count))
 
 
 MAX_BLOCK_BYTES = 2**31 - 1024
-"""Largest record block either way: Arrow's binary offsets and Parquet's page sizes are i32."""
+"""Largest record block: Arrow's binary offsets and Parquet's page sizes are i32."""
 
 _FEW_RECORDS = 256
-"""Below this many records a Python loop is faster than opening a Parquet file."""
+"""For fewer records than this, a Python loop is faster than opening a Parquet file."""
 
 MANY_RECORDS = 1024
-"""From this many records on, joining Python bytes in Arrow, and making them of its arrays, is
-faster than a Python loop, and lets other threads run."""
+"""From this many records on, Arrow converts from and to Python bytes faster than a Python loop, and
+other threads can run meanwhile."""
 
 _TEXT_OR_BYTES = (
     pa.types.is_binary,
@@ -169,17 +172,25 @@ def listed(entries: Any) -> Any:
         raise InvalidInput(
             f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
         )
-    # The keys of a mapping would be taken, and the elements of a set have no order.
+    # Iterating would take the keys of a mapping, and the elements of a set have no order.
     if isinstance(entries, type | Mapping | Set) or not isinstance(entries, Iterable):
         raise wrong_type("entries", entries, "a list of bytes, or an Arrow array")
     return list(entries)
 
 
 def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memoryview, int]:
-    """Length-prefix the values of an Arrow array, back to back: record block, number of records.
+    """Length-prefix the values of an Arrow array and join them.
 
-    Takes binary and string of any Arrow layout (plain, large, view, fixed size), slices and
-    chunks. ``InvalidInput`` for another type, a null (names its row), or a block beyond 2 GiB.
+    Args:
+        array: Binary or string of any Arrow layout (plain, large, view, fixed size); slices and
+            chunks work too.
+
+    Returns:
+        The record block and the number of records.
+
+    Raises:
+        InvalidInput: The array has another type, contains a null (the error names its row), or
+            makes a block of more than 2 GiB.
     """
     if not isinstance(array, pa.Array | pa.ChunkedArray):
         raise InvalidInput(
@@ -192,7 +203,7 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
     for chunk in chunks:
         if not len(chunk):
             continue
-        # A slice of an array beyond 2 GiB has offsets beyond 32 bits, so they are not narrowed.
+        # A slice of an array beyond 2 GiB has offsets beyond 32 bits, so keep them 64 bits wide.
         small = pa.types.is_binary(chunk.type) or pa.types.is_string(chunk.type)
         values = chunk.cast(pa.binary() if small else pa.large_binary())
         total += _value_bytes(values) + 4 * len(values)
@@ -206,8 +217,10 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
 
 
 def _array_of(records: list[bytes]) -> pa.BinaryArray:
-    """``pa.array(records)`` for a few records, without the import of pandas that it makes: half a
-    second in every new process that reads, as each task of Spark may be one."""
+    """Do the same as ``pa.array(records)`` for a few records, without importing pandas.
+
+    That import takes half a second in every new process that reads, and each Spark task may be one.
+    """
     ends = array("i", accumulate(map(len, records), initial=0))
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(records))]
     return pa.Array.from_buffers(pa.binary(), len(records), buffers)
@@ -231,7 +244,7 @@ def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
 
 
 def _value_bytes(values: pa.Array) -> int:
-    """Bytes of all values, from the first and last offset."""
+    """Return the bytes of all values, from the first and last offset."""
     offsets = memoryview(values.buffers()[1]).cast(
         "q" if pa.types.is_large_binary(values.type) else "i"
     )
@@ -252,18 +265,20 @@ def _join_lengths(values: pa.Array) -> bytes | memoryview:
 
 
 WHOLE_BYTES = 16 * MIB
-"""The largest file that is read at once, before it is decoded. Fresh memory for one of 128 MiB
+"""The largest file that is read at once before it is decoded. Fresh memory for a file of 128 MiB
 takes three times as long as reading and decoding it in parts."""
 
 
 class ReadBuffer:
-    """Memory to read a batch object to, so that decoding it needs no copy of its own.
+    """Memory to read a batch object into, so that decoding it needs no copy.
 
-    Arrow's pool reuses memory: the page faults of fresh memory would take longer than the read.
-    Before and behind the object is room for the head and tail that make a Parquet file of it.
+    Arrow's pool reuses memory, while the page faults of fresh memory would take longer than the
+    read. The buffer has room before and after the object for the head and tail that make it a
+    Parquet file.
 
-    An object is read at once by ``read``, which is :meth:`.Files.get_into` of it. One of more than
-    ``WHOLE_BYTES`` is not, but in parts while it is decoded: for all of it memory would be fresh.
+    ``read`` reads an object at once; it is the object's :meth:`.Files.get_into`. An object of more
+    than ``WHOLE_BYTES`` is read in parts while it is decoded, because memory for all of it would be
+    fresh.
     """
 
     __slots__ = ("_read", "data", "file", "size")
@@ -279,12 +294,15 @@ class ReadBuffer:
 
     @property
     def in_parts(self) -> bool:
-        """Whether :attr:`data` is empty and :meth:`read_part` to be asked."""
+        """Whether :attr:`data` is empty and the object must be read with :meth:`read_part`."""
         return self._read is not None and self.size > WHOLE_BYTES
 
     def allocate(self, size: int) -> memoryview:
-        """Memory for an object of so many bytes, or none where it is read in parts: :attr:`data`
-        from now on; ``file`` has the room around it, too."""
+        """Allocate memory for an object of ``size`` bytes; none if it will be read in parts.
+
+        Returns:
+            The memory, which is :attr:`data` from now on. ``file`` also has the room around it.
+        """
         self.size = size
         room = 0 if self.in_parts else size
         self.file = pa.allocate_buffer(HEAD_SIZE + room + TAIL_SIZE)
@@ -292,13 +310,21 @@ class ReadBuffer:
         return self.data
 
     def read_part(self, start: int, memory: memoryview) -> memoryview:
-        """The memory, filled with the object's bytes from ``start`` on. Raises as ``read``."""
+        """Fill ``memory`` with the object's bytes from ``start`` on, and return it.
+
+        Raises:
+            StorageError: As ``read``.
+        """
         assert self._read is not None
         self._read(lambda _: memory, start)
         return memory
 
     def whole(self) -> ReadBuffer:
-        """A buffer that has all of the object. Raises as ``read``."""
+        """Return a buffer that has all of the object.
+
+        Raises:
+            StorageError: As ``read``.
+        """
         if not self.in_parts:
             return self
         buffer = ReadBuffer()
@@ -307,10 +333,12 @@ class ReadBuffer:
 
 
 def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.Array:
-    """The records of a batch object as one Arrow array of type ``binary``, without nulls.
+    """Return the records of a batch object as one Arrow array of type ``binary``, without nulls.
 
-    Raises ``CorruptBatch``, and nothing else, where the object breaks the format or its
-    decompressed record block exceeds ``max_bytes``; as its ``read`` where it is read in parts.
+    Raises:
+        CorruptBatch: The object breaks the format, or its decompressed record block exceeds
+            ``max_bytes``.
+        StorageError: As the ``read`` of a buffer that is read in parts.
     """
     block = open_arrow(data, max_bytes)
     (array,) = block.pieces(block.size)
@@ -318,7 +346,7 @@ def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTE
 
 
 def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
-    """:func:`.decode_batch`, several times faster for many records."""
+    """Do the same as :func:`.decode_batch`, several times faster for many records."""
     if isinstance(data, ReadBuffer):
         data = data.whole()
     view = data.data if isinstance(data, ReadBuffer) else data
@@ -330,11 +358,16 @@ def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BY
 
 
 def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> ArrowBlock:
-    """Check a batch object's footer and sizes, and decompress it; its records are split later."""
+    """Check a batch object's footer and sizes, and decompress it; its records are split later.
+
+    Raises:
+        CorruptBatch: The object breaks the format or is too large.
+        StorageError: As the ``read`` of a buffer that is read in parts.
+    """
     max_bytes = min(max_bytes, MAX_BLOCK_BYTES)
     if isinstance(data, ReadBuffer) and data.in_parts:
         size = len(data) - FOOTER_SIZE
-        with suppress(CorruptBatch):  # what is wrong is said below, of all bytes
+        with suppress(CorruptBatch):  # reading all of it below raises the full error
             footer = parse_footer(data.read_part(size, memoryview(bytearray(FOOTER_SIZE))))
             check_block(size, footer, max_bytes)
             if footer.compression == Compression.NONE and _is_split_by_arrow(footer):
@@ -343,12 +376,12 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
     whole = data.data if isinstance(data, ReadBuffer) else memoryview(data)
     footer = parse_footer(whole)
     if not _is_split_by_arrow(footer):
-        # Without Arrow, whose pool would keep the memory of a block that is refused.
+        # Do not use Arrow: its pool would keep the memory of a block that is refused.
         block = memoryview(open_batch(whole, max_bytes)[1])
         return ArrowBlock(footer, len(block), block)
     block, file = whole[: len(whole) - FOOTER_SIZE], None
     if footer.compression == Compression.ZSTD:
-        # Decompressed to its place between head and tail, so that the block is written once.
+        # Decompress into the place between head and tail, so that the block is written once.
         frames = zstd.plan_frames(block, max_bytes)
         most = min(sum(frame.most for frame in frames), max_bytes)
         file = pa.allocate_buffer(HEAD_SIZE + most + TAIL_SIZE)
@@ -366,8 +399,14 @@ def _is_split_by_arrow(footer: BatchFooter) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ArrowBlock:
-    """The record ``block`` of a batch that was opened, of ``size`` bytes, or what it is read from
-    in parts; in a ``file`` there is room around it, as in a :class:`ReadBuffer`."""
+    """The record block of an opened batch.
+
+    Attributes:
+        footer: The batch's footer.
+        size: Bytes of the block.
+        block: The block, or the buffer from which it is read in parts.
+        file: Memory that has room around the block, as in a :class:`ReadBuffer`; None without room.
+    """
 
     footer: BatchFooter
     size: int
@@ -375,8 +414,13 @@ class ArrowBlock:
     file: pa.Buffer | None = None
 
     def pieces(self, array_bytes: int) -> Iterator[pa.Array]:
-        """All records, in order, in arrays of about so many bytes; each is made when it is asked
-        for, by one thread at a time. ``CorruptBatch`` may follow after good arrays."""
+        """Yield all records, in order, in arrays of about ``array_bytes`` bytes.
+
+        Each array is made when it is asked for, by one thread at a time.
+
+        Raises:
+            CorruptBatch: The block does not hold the footer's records. Good arrays may come first.
+        """
         count = self.footer.record_count
         if isinstance(self.block, memoryview) and not _is_split_by_arrow(self.footer):
             yield _array_of(split_records(self.block, count))
@@ -391,12 +435,12 @@ class ArrowBlock:
                 rows += len(values)
                 end += _value_bytes(values) + 4 * len(values)
                 yield values
-                del values  # its memory is to be free when the next one is made
+                del values  # free its memory before the next one is made
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise CorruptBatch(
                 f"block of {self.size} bytes does not hold {count} length-prefixed records: {error}"
             ) from error
-        # failure F20: every byte belongs to a record, or the footer is wrong.
+        # failure F20: unless every byte belongs to a record, the footer is wrong.
         if end != self.size:
             raise CorruptBatch(
                 f"block of {self.size} bytes is {rows} records with {end - 4 * rows} bytes, the "
@@ -404,11 +448,12 @@ class ArrowBlock:
             )
 
     def _split(self, begin: int, rows: int, most: int) -> pa.Array:
-        """So many records from byte ``begin`` of the block on, as a Parquet file of their own.
+        """Read ``rows`` records from byte ``begin`` on, as a Parquet file of their own.
 
-        Arrow reserves memory for all bytes of a page, whose records may end before it does: so it
-        begins with ``most`` bytes, and twice as many where they are too few. In a file its head
-        takes the place of bytes before it meanwhile; bytes between page and tail are not read.
+        Arrow reserves memory for all bytes of a page, although its records may end earlier. The
+        page therefore starts with ``most`` bytes and doubles if they are too few. In a file, the
+        head overwrites the bytes before the page for a moment; the reader ignores bytes between
+        page and tail.
         """
         import pyarrow.parquet as pq  # 40 ms: see the top
 
@@ -426,7 +471,7 @@ class ArrowBlock:
             memory = memoryview(file).cast("B")
             before = slice(at, at + HEAD_SIZE)
             kept = bytes(memory[before])
-            # Of a whole block the same bytes every time: two threads may decode it.
+            # Two threads may decode a whole block: both write the same bytes here.
             memory[before], memory[-TAIL_SIZE:] = head(size, rows), tail(size, rows)
             try:
                 reader = pq.ParquetFile(pa.BufferReader(file.slice(at)), pre_buffer=False)

@@ -1,4 +1,4 @@
-"""A batch, v1: its name, and its bytes.
+"""The v1 batch: its name and its bytes.
 
 ::
 
@@ -6,10 +6,10 @@
     block   record 0: [len u32 LE][data], record 1: …   compressed as a whole, or not
     footer  [compression u8][record_count u32 LE][version u16 LE = 1]   7 bytes, never compressed
 
-(OpenData RFC 0001, Data Batch Format.) Keys are raw text from here to storage: ``%``, ``#``, spaces
-and accents are stored as they were given (failure F24), and only what no store can hold is
-refused. An empty batch is its footer. Records are Python bytes here;
-:mod:`opendata_buffer.formats.arrow` joins and splits them in C++, several times faster.
+(OpenData RFC 0001, Data Batch Format.) Keys are raw text all the way to the store: ``%``, ``#``,
+spaces, and accents are stored as given (failure F24). Only keys that no store can hold are refused.
+An empty batch is just a footer. Records are Python bytes here; :mod:`opendata_buffer.formats.arrow`
+joins and splits them in C++, several times faster.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats import BytesLike, zstd
 
 MAX_KEY_BYTES = 1024
-"""Longest object key, UTF-8 bytes: the limit of S3."""
+"""Longest object key in UTF-8 bytes: the limit of S3."""
 
 BROKER_RECORD_NAME = "_broker.json"
-"""Of the one object that not everybody who shares a machine may read."""
+"""Name of the one object that other users of a machine must not read."""
 
 MAX_PREFIX_BYTES = 744
-"""Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key."""
+"""Longest data prefix, which leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key."""
 
 MAX_LOCATION_BYTES = 65_535
-"""Longest location a manifest can hold (``location_len`` is a u16)."""
+"""Longest location that a manifest can hold (``location_len`` is a u16)."""
 
 # After the 10 characters of the time: 30 of the 80 random bits.
 _TAG_FROM, _TAG_TO = 10, 16
@@ -44,10 +44,10 @@ _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 # 26 * 5 = 130 bits hold 128: the first character of a ULID is at most 7.
 _ULID = re.compile(rf"[0-7][{_ALPHABET}]{{25}}")
 _NAME = re.compile(rf"([0-7][{_ALPHABET}]{{25}})\.batch")
-# OpenData's Go producer: a ULID for its run, and the number of the batch within the run.
+# OpenData's Go producer uses a ULID for its run and the number of the batch in the run.
 _RUN_NAME = re.compile(rf"({_ULID.pattern})/[0-9a-f]{{16}}")
 _APP = re.compile(r"[A-Za-z0-9._-]{1,200}")
-# A version 1 UUID of RFC 4122 as its text is printed, so that one message has one name.
+# A version 1 UUID of RFC 4122 in its canonical text, so that one message has one name.
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _BATCH_NAME = re.compile(
     rf"(?:app=({_APP.pattern})/batch=(0|[1-9][0-9]{{0,18}})/)?(?:message=({_UUID})/)?{_NAME.pattern}"
@@ -58,11 +58,14 @@ _MAX_TXN_BATCH = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The identity a writer gives to a group of batches, so that a reader can drop repeats.
+    """The identity that a writer gives to a group of batches, so that a reader can drop repeats.
 
     Attributes:
-        app: The writer's name, e.g. a query id: 1 to 200 of ``A-Z a-z 0-9 . _ -``.
+        app: The writer's name, such as a query id: 1 to 200 of ``A-Z a-z 0-9 . _ -``.
         batch: The writer's own number of the group, 0 to 2^63 - 1.
+
+    Raises:
+        InvalidInput: ``app`` or ``batch`` is out of range.
     """
 
     app: str
@@ -82,9 +85,12 @@ class Transaction:
 class BatchLocation:
     """The parts of a batch object's name.
 
-    ``ulid`` is that of the batch, or of the run of its producer, and ``timestamp_ms`` its time in
-    milliseconds since the Unix epoch; a run's batches may be much younger. ``message``, as
-    :func:`.parse_uuid` reads it, decides when the batch counts; ``txn`` then only names the writer.
+    Attributes:
+        ulid: The ULID of the batch, or of its producer's run.
+        timestamp_ms: The ULID's time in milliseconds since the Unix epoch. A run's batches may be
+            much younger.
+        txn: The writer's transaction. With a ``message``, it only names the writer.
+        message: The identity that decides whether the batch counts; :func:`.parse_uuid` reads it.
     """
 
     ulid: str
@@ -94,7 +100,7 @@ class BatchLocation:
 
 
 def key_fault(key: str, max_bytes: int = MAX_LOCATION_BYTES) -> str | None:
-    """Why ``key`` cannot name an object, or None."""
+    """Return why ``key`` cannot name an object; None if it can."""
     if not key:
         return "it is empty"
     try:
@@ -114,8 +120,16 @@ def key_fault(key: str, max_bytes: int = MAX_LOCATION_BYTES) -> str | None:
 
 
 def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
-    """Refuse a key that some store cannot hold under its very name, see :func:`key_fault`;
-    ``InvalidInput`` has the ``name`` of the setting."""
+    """Refuse a key that some store cannot hold under exactly this name; see :func:`key_fault`.
+
+    Args:
+        name: The setting, for the error.
+        key: The key.
+        max_bytes: Longest key in UTF-8 bytes.
+
+    Raises:
+        InvalidInput: The key cannot be used.
+    """
     if not isinstance(key, str):
         raise wrong_type(name, key, "text such as 'ingest/events'")
     if fault := key_fault(key, max_bytes):
@@ -175,10 +189,11 @@ def later_ulid(ulid: str, milliseconds: int) -> str:
 def batch_key(
     prefix: str, ulid: str, txn: Transaction | None = None, message: uuid.UUID | None = None
 ) -> str:
-    """Name of a batch object: ``<prefix>/[app=<app>/batch=<n>/][message=<uuid>/]<ULID>.batch``.
+    """Return a batch's name: ``<prefix>/[app=<app>/batch=<n>/][message=<uuid>/]<ULID>.batch``.
 
-    ``InvalidInput`` for an ``ulid`` that is none, a ``message`` that is no version 1 UUID, or a
-    name with both ``txn`` and ``message`` that is longer than a key may be.
+    Raises:
+        InvalidInput: ``ulid`` is not a ULID, ``message`` is not a version 1 UUID, or the name of a
+            message is longer than a key may be.
     """
     if not is_ulid(ulid):
         raise InvalidInput(f"{ulid!r} is not a ULID: 26 characters of {_ALPHABET}")
@@ -198,8 +213,11 @@ def batch_key(
 
 
 def parse_location(location: str, prefix: str) -> BatchLocation | None:
-    """Read a name that a producer gives to a batch, as :func:`batch_key` makes it or, like
-    OpenData's Go producer, ``<prefix>/<run ULID>/<16 hex digits>``; None for every other name."""
+    """Read a name that a producer gives to a batch; return None for any other name.
+
+    The name is one that :func:`batch_key` makes, or one of OpenData's Go producer: ``<prefix>/<run
+    ULID>/<16 hex digits>``.
+    """
     root = f"{prefix}/"
     if not location.startswith(root):
         return None
@@ -217,22 +235,30 @@ def parse_location(location: str, prefix: str) -> BatchLocation | None:
 
 
 def prefix_of(location: str) -> str | None:
-    """The data prefix of a batch, by its name; None for a name that producers do not give."""
+    """Return the data prefix in the name of a batch; None for a name that producers do not give."""
     parts = location.split("/")
     prefixes = ("/".join(parts[:length]) for length in range(1, len(parts)))
-    return next((each for each in prefixes if parse_location(location, each) is not None), None)
+    for prefix in prefixes:
+        if parse_location(location, prefix) is not None:
+            return prefix
+    return None
 
 
 def location_timestamp_ms(location: str) -> int | None:
-    """Time of the ULID in a location, whatever the directories above; None without one. As
-    :attr:`BatchLocation.timestamp_ms`."""
+    """Return the time of the ULID in a location, in any directory; None without a ULID.
+
+    It is the same time as :attr:`BatchLocation.timestamp_ms`.
+    """
     ulid = _location_ulid(location)
     return None if ulid is None else _time_of(ulid)
 
 
 def name_time_ms(location: str) -> int | None:
-    """When a batch was named, by its ULID; None where the name has the time of its producer's run,
-    which may be weeks before."""
+    """Return when a batch was named, by its ULID, in milliseconds since the Unix epoch.
+
+    Returns:
+        None if the name contains only the start of its producer's run, which may be weeks earlier.
+    """
     return location_timestamp_ms(location) if location.endswith(".batch") else None
 
 
@@ -243,7 +269,11 @@ def _location_ulid(location: str) -> str | None:
 
 
 def tagged_ulid(ulid: str, tag: str) -> str:
-    """The ULID with a writer's tag for its first random characters; time and 50 bits stay."""
+    """Return the ULID with a writer's tag as its first random characters; time and 50 bits stay.
+
+    Raises:
+        InvalidInput: The tag does not have six characters, or the result is not a ULID.
+    """
     tagged = ulid[:_TAG_FROM] + tag + ulid[_TAG_TO:]
     if len(tag) != _TAG_TO - _TAG_FROM or not is_ulid(tagged):
         raise InvalidInput(f"{ulid!r} with the tag {tag!r} is not a ULID")
@@ -251,20 +281,24 @@ def tagged_ulid(ulid: str, tag: str) -> str:
 
 
 def ulid_tag(ulid: str) -> str:
-    """Where :func:`tagged_ulid` puts a tag: the first six random characters."""
+    """Return the first six random characters of a ULID, where :func:`tagged_ulid` puts a tag."""
     return ulid[_TAG_FROM:_TAG_TO]
 
 
 def location_tag(location: str) -> str | None:
-    """The tag in a location's ULID, whatever the directories above; None without a ULID. A writer
-    that gives no tags has as many as batches, or one for its run."""
+    """Return the tag in a location's ULID, in any directory; None without a ULID.
+
+    A writer that does not use tags has a different one for each batch, or one for its run.
+    """
     ulid = _location_ulid(location)
     return None if ulid is None else ulid_tag(ulid)
 
 
 def is_confined(location: str, prefix: str) -> bool:
-    """Whether a location names something below the data prefix and nothing else (failure F23); v1
-    gives no form for the name below it."""
+    """Return whether a location names an object below the data prefix (failure F23).
+
+    v1 does not prescribe the rest of the name.
+    """
     return location.startswith(f"{prefix}/") and key_fault(location) is None
 
 
@@ -272,19 +306,19 @@ VERSION = 1
 _FOOTER = struct.Struct("<BIH")  # compression, record count, version
 FOOTER_SIZE = _FOOTER.size
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
-"""Default cap on a decoded record block, bytes."""
+"""Default limit on a decoded record block, in bytes."""
 
 U32_MAX = 2**32 - 1
-"""Most records of a batch, and most bytes of a record."""
+"""Largest number of records in a batch, and of bytes in a record."""
 
 _LENGTH = struct.Struct("<I")
 
 _SHORT = tuple(map(_LENGTH.pack, range(1024)))
-"""The prefixes of short records: looking one up takes half as long as making it."""
+"""The length prefixes of short records: looking one up takes half as long as packing it."""
 
 
 class Compression(IntEnum):
-    """How the record block is stored; the values are the footer's."""
+    """How the record block is stored; the values are those in the footer."""
 
     NONE = 0
     ZSTD = 1
@@ -299,7 +333,7 @@ class BatchFooter:
 
 
 def join_records(values: Sequence[BytesLike]) -> bytes:
-    """:func:`encode_block` of values whose ``len`` is their size in bytes."""
+    """Do the same as :func:`encode_block` for values whose ``len`` is their size in bytes."""
     pieces: list[BytesLike] = [b""] * (2 * len(values))
     try:
         try:
@@ -316,16 +350,21 @@ def join_records(values: Sequence[BytesLike]) -> bytes:
 
 
 def encode_block(records: Iterable[BytesLike]) -> bytes:
-    """Length-prefix the records, back to back. ``InvalidInput``, with the index, for a record that
-    is not bytes-like, is not contiguous, or exceeds 2^32 - 1 bytes."""
+    """Length-prefix the records and join them.
+
+    Raises:
+        InvalidInput: A record is not bytes-like, is not contiguous, or exceeds 2^32 - 1 bytes. The
+            error names its index.
+    """
     return join_records([_flat(index, record) for index, record in enumerate(records)])
 
 
 def _flat(index: int, record: object) -> BytesLike:
-    """A view whose ``len`` is its number of bytes."""
+    """Return a view whose ``len`` is its number of bytes."""
     if type(record) is bytes:
         return record
-    # Other objects with a buffer, such as an array of integers, hardly ever mean its bytes.
+    # Callers who pass another object with a buffer, such as an array of integers, rarely mean its
+    # bytes.
     if not isinstance(record, bytes | bytearray | memoryview):
         raise wrong_type(f"record {index}", record, how_to_get_bytes(record), secret=True)
     view = memoryview(record)
@@ -337,7 +376,11 @@ def _flat(index: int, record: object) -> BytesLike:
 
 
 def parse_footer(data: BytesLike) -> BatchFooter:
-    """Read and check the last 7 bytes."""
+    """Read and check the last 7 bytes of a batch.
+
+    Raises:
+        CorruptBatch: They are not a footer of version 1.
+    """
     if len(data) < FOOTER_SIZE:
         raise CorruptBatch(
             f"batch has {len(data)} bytes, less than its {FOOTER_SIZE}-byte footer: it is "
@@ -346,29 +389,34 @@ def parse_footer(data: BytesLike) -> BatchFooter:
     kind, record_count, version = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
     if version != VERSION:
         block = len(data) - FOOTER_SIZE
-        # A damaged object may end with any two bytes: the version counts if the rest is right.
+        # A damaged object may end with any two bytes, so trust the version only if the rest of
+        # the footer is plausible.
         if kind > max(Compression) or (kind == Compression.NONE and record_count * 4 > block):
             raise CorruptBatch(
-                f"it was cut or overwritten: its {len(data)} bytes begin with "
-                f"{bytes(data[:16])!r} and do not end as a batch does"
+                f"it was truncated or overwritten: its {len(data)} bytes begin with "
+                f"{bytes(data[:16])!r} and do not end with a batch's footer"
             )
         raise CorruptBatch(
-            f"batch has version {version}, this library reads version {VERSION}: a later release "
-            "wrote it. Upgrade here before you go on"
+            f"batch has version {version}, but this library reads version {VERSION}: a later "
+            "release wrote it. Upgrade this program first"
         )
     try:
         compression = Compression(kind)
     except ValueError:
         known = ", ".join(f"{c.value} ({c.name.lower()})" for c in Compression)
-        raise CorruptBatch(f"batch has compression type {kind}, known are {known}") from None
+        raise CorruptBatch(f"unsupported compression type {kind} (supported: {known})") from None
     return BatchFooter(compression, record_count)
 
 
 def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
-    """Refuse a block that exceeds the cap or cannot hold the footer's records."""
+    """Refuse a block that exceeds the limit or cannot hold the footer's records.
+
+    Raises:
+        CorruptBatch: The block's size is wrong.
+    """
     if size > max_bytes:
         raise CorruptBatch(f"record block has {size} bytes, more than max_batch_bytes {max_bytes}")
-    # failure F18: a 7-byte object may claim 4 billion records. Each one needs its length prefix.
+    # failure F18: a 7-byte object may claim 4 billion records, but each needs a length prefix.
     if footer.record_count * 4 > size:
         raise CorruptBatch(
             f"footer counts {footer.record_count} records but the block has {size} bytes"
@@ -378,13 +426,19 @@ def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
 
 
 def largest_object(max_bytes: int) -> int:
-    """Bytes of the largest object whose record block has at most ``max_bytes``. What does not
-    compress grows under zstd, by less than this (``ZSTD_compressBound``)."""
+    """Return the size of the largest object whose record block has at most ``max_bytes``.
+
+    Incompressible data grows under zstd by less than this allowance (``ZSTD_compressBound``).
+    """
     return max_bytes + (max_bytes >> 7) + 1024 + FOOTER_SIZE
 
 
 def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
-    """Cut a record block into its records."""
+    """Split a record block into its records.
+
+    Raises:
+        CorruptBatch: The block does not hold exactly ``record_count`` records.
+    """
     records: list[bytes] = []
     append, unpack = records.append, _LENGTH.unpack_from
     position, end = 0, len(block)
@@ -395,9 +449,9 @@ def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
         position = start + unpack(block, position)[0]
         if position > end:
             raise _truncated(index, record_count, f"ends at byte {position} of {end}")
-        append(bytes(block[start:position]))  # no copy of a whole view: it may be large
+        append(bytes(block[start:position]))  # one record at a time: the whole view may be large
     if position != end:
-        # failure F20: a patched count would hide records; the reference decoder ignores the rest.
+        # failure F20: the reference decoder ignores the rest, so a patched count hides records.
         raise CorruptBatch(
             f"block has {end - position} bytes after its {record_count} records: the footer's "
             "count is too small"
@@ -415,7 +469,7 @@ def seal_block(
     compression: Compression,
     level: int = 1,
 ) -> bytes:
-    """As :func:`seal_pieces`, as one whole batch object."""
+    """Do the same as :func:`seal_pieces`, and return the batch object as one piece."""
     return b"".join(seal_pieces(block, record_count, compression, level))
 
 
@@ -425,10 +479,19 @@ def seal_pieces(
     compression: Compression,
     level: int = 1,
 ) -> list[bytes | memoryview]:
-    """Compress one or several record blocks and add the footer: the batch object, in pieces.
+    """Compress one or several record blocks and add the footer.
 
-    ``level`` is Zstandard's, 1 to 22; readers take any, and OpenData RFC 0001 uses 3.
-    ``InvalidInput`` for a count that does not fit a u32 (failure F34) or cannot be the block's.
+    Args:
+        block: One block, or several that follow one another.
+        record_count: Records in all blocks.
+        compression: Of the block.
+        level: Zstandard's level, 1 to 22. Readers accept any; OpenData RFC 0001 uses 3.
+
+    Returns:
+        The pieces of the batch object.
+
+    Raises:
+        InvalidInput: The count does not fit a u32 (failure F34) or cannot be the block's.
     """
     if not 0 <= record_count <= U32_MAX:
         raise InvalidInput(f"a batch of {record_count} records: at most {U32_MAX}. Split it")
@@ -448,7 +511,7 @@ def seal_pieces(
 def encode_batch(
     records: Iterable[BytesLike], compression: Compression = Compression.NONE, level: int = 1
 ) -> bytes:
-    """A whole batch object from its records, in order."""
+    """Return a whole batch object that holds these records, in order."""
     values = list(records)
     return seal_block(encode_block(values), len(values), compression, level)
 
@@ -456,8 +519,14 @@ def encode_batch(
 def open_batch(
     data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> tuple[BatchFooter, bytes | memoryview]:
-    """Check a batch object's footer, and decompress its block to at most ``max_bytes``; one that is
-    not compressed is a view of ``data``."""
+    """Check a batch object's footer, and decompress its block to at most ``max_bytes``.
+
+    Returns:
+        The footer and the block. A block that is not compressed is a view of ``data``.
+
+    Raises:
+        CorruptBatch: The object breaks the format or is too large.
+    """
     footer = parse_footer(data)
     stored = memoryview(data)[: len(data) - FOOTER_SIZE]
     block: bytes | memoryview = stored
@@ -468,10 +537,11 @@ def open_batch(
 
 
 def decode_batch(data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
-    """The records of a batch object, in order.
+    """Return the records of a batch object, in order.
 
-    Raises ``CorruptBatch``, and nothing else, where the object breaks the format or its
-    decompressed record block exceeds ``max_bytes``.
+    Raises:
+        CorruptBatch: The object breaks the format, or its decompressed record block exceeds
+            ``max_bytes``. No other error is raised.
     """
     footer, block = open_batch(data, max_bytes)
     return split_records(block, footer.record_count)

@@ -1,4 +1,4 @@
-"""The queue manifest, v1: entries back to back and a footer, held as the bytes on storage.
+"""The v1 queue manifest: entries back to back and a footer, kept as the bytes in the store.
 
 ::
 
@@ -6,9 +6,9 @@
     item    [start_index u32][ingestion_time_ms i64][payload_len u32][payload]
     footer  [entry_count u32][next_sequence u64][epoch u64][version u16 = 1]   22 bytes
 
-All little-endian; ``entry_len`` counts the bytes after itself (OpenData RFC 0001, Manifest Format).
-Appending copies the old entries as bytes and never decodes them. Each length, count and sequence is
-checked before it is used (failure F15).
+All numbers are little-endian, and ``entry_len`` counts the bytes after itself (OpenData RFC 0001,
+Manifest Format). An append copies the old entries as bytes and never decodes them. Each length,
+count, and sequence is checked before it is used (failure F15).
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from opendata_buffer.formats.batch import MAX_LOCATION_BYTES, location_timestamp
 VERSION = 1
 FOOTER_SIZE = 22
 MAX_MANIFEST_BYTES = 1 << 30
-"""A larger manifest is not read, and not written: every append would rewrite it."""
+"""A larger manifest is neither read nor written, because every append would rewrite it."""
 
 SEALED_EPOCH = 2**63 - 1
-"""Epoch of a queue that is closed for good: no consumer gets there by counting, and none can
-claim a queue that has it."""
+"""Epoch of a queue that is closed for good: no consumer can claim it, or reach it by counting."""
 
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
@@ -57,7 +56,7 @@ _ORDER = struct.Struct("<IQ")  # entry_len, sequence
 _META = struct.Struct("<IqI")
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
-_MOST_QUEUED = 2**48  # no queue gets there; text read as a sequence is larger
+_MOST_QUEUED = 2**48  # no queue gets this far; text that is read as a sequence is larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Metadata:
     """Metadata that one ``produce()`` call attached to its range of a batch.
 
     Attributes:
-        start_index: First record of the range; it ends where the next one starts.
+        start_index: First record of the range, which ends where the next range starts.
         ingestion_time_ms: Milliseconds since the Unix epoch, by the producer's clock; any i64.
         payload: Opaque to the buffer.
     """
@@ -77,7 +76,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """A batch to append to the queue; the manifest gives it a sequence."""
+    """A batch to append to the queue. The manifest gives it a sequence."""
 
     location: str
     metadata: tuple[Metadata, ...] = ()
@@ -85,15 +84,15 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
-    """One queued batch, for example one that is to be fetched. Small, hashable, picklable.
+    """One queued batch, such as one to fetch. Small, hashable, and picklable.
 
     Attributes:
         sequence: Position in the queue.
         location: Key of the batch object, relative to the store.
         metadata: Ranges of records with their ingestion time and payload.
-        size: Bytes of the object, where a listing has shown them.
+        size: Bytes of the object, if a listing has shown them.
         repeats: The sequence of an earlier entry with this location: a writer queued the batch
-            twice, and this one is passed by. None for all entries that are delivered.
+            twice, and readers skip this entry. None for all entries that are delivered.
     """
 
     sequence: int
@@ -104,47 +103,54 @@ class BatchDescriptor:
 
     @property
     def time_ms(self) -> int | None:
-        """When its first record was ingested, or else the time of its name, which a writer may date
-        ahead; milliseconds since the Unix epoch, None without either."""
+        """When the first record was ingested, in milliseconds since the Unix epoch.
+
+        Without metadata it is the time in the batch's name, which a writer may have set ahead; None
+        if there is neither.
+        """
         if self.metadata:
             return self.metadata[0].ingestion_time_ms
         return location_timestamp_ms(self.location)
 
     @property
     def latest_ms(self) -> int:
-        """As :attr:`time_ms`, of its latest record; 0 without a time."""
-        times = [each.ingestion_time_ms for each in self.metadata]
+        """The latest ingestion time of a record, like :attr:`time_ms`; 0 without a time."""
+        times = [item.ingestion_time_ms for item in self.metadata]
         return max(times) if times else location_timestamp_ms(self.location) or 0
 
 
 class Footer(NamedTuple):
-    """The footer's values, as :class:`Manifest` describes them."""
+    """The values in the footer, as :class:`Manifest` describes them."""
 
     entry_count: int
     next_sequence: int
     epoch: int
 
     def pack(self) -> bytes:
-        """Its bytes."""
+        """Return the footer's bytes."""
         return _FOOTER.pack(self.entry_count, self.next_sequence, self.epoch, VERSION)
 
     @classmethod
     def parse(cls, data: bytes) -> Footer:
-        """Read the footer of a whole manifest, and check it against the size of what it counts."""
+        """Read the footer of a whole manifest, and compare it with the size of the entries.
+
+        Raises:
+            CorruptManifest: The bytes do not end with a footer of version 1 that fits them.
+        """
         body = len(data) - FOOTER_SIZE
         if body < 0:
             raise _no_footer(data)
         count, next_sequence, epoch, version = _FOOTER.unpack_from(data, body)
         if version != VERSION:
-            # A damaged manifest may end with any two bytes, so its version counts only if the
-            # rest of the footer is right.
+            # A damaged manifest may end with any two bytes, so trust the version only if the rest
+            # of the footer is plausible.
             if count * LEAST_SIZE > body or count > next_sequence or (count == 0) != (body == 0):
                 raise _no_footer(data)
             raise CorruptManifest(
-                f"manifest has version {version}, this library reads version {VERSION}: a later "
-                "release wrote it. Upgrade here before you go on."
+                f"manifest has version {version}, but this library reads version {VERSION}: a "
+                "later release wrote it. Upgrade this program first."
             )
-        # failure F16: bytes without a count would be dropped unread.
+        # failure F16: entries beyond the count would be dropped unread.
         if count * LEAST_SIZE > body or (count == 0 and body):
             raise _corrupt(f"manifest counts {count} entries but they have {body} bytes")
         if count > next_sequence:
@@ -159,18 +165,18 @@ def _corrupt(fault: str) -> CorruptManifest:
 
 
 def _no_footer(data: bytes) -> CorruptManifest:
-    """The error about bytes that do not end as a manifest: what happened to them."""
+    """Return the error for bytes that do not end with a footer; it says what happened to them."""
     size = len(data)
     if not size:
         fault = "manifest is empty: 0 bytes were written over it"
     elif _begins_with_entry(data):
         fault = (
-            f"manifest is truncated: its {size} bytes begin with an entry and do not end with the "
+            f"manifest is truncated: its {size} bytes begin with an entry but do not end with the "
             f"{FOOTER_SIZE}-byte footer"
         )
     else:
         fault = (
-            f"manifest was overwritten: its {size} bytes begin with {data[:16]!r} and are no "
+            f"manifest was overwritten: its {size} bytes begin with {data[:16]!r} and are not a "
             "manifest"
         )
     return CorruptManifest(
@@ -180,7 +186,7 @@ def _no_footer(data: bytes) -> CorruptManifest:
 
 
 def _begins_with_entry(data: bytes) -> bool:
-    """Whether the first bytes are an entry's header and location, as far as they are there."""
+    """Return whether the bytes start like an entry's header and location, as far as they go."""
     if len(data) < _HEAD.size:
         return False
     length, sequence, location_size = _HEAD.unpack_from(data, 0)
@@ -198,23 +204,23 @@ def _begins_with_entry(data: bytes) -> bool:
 class Manifest:
     """One immutable version of a queue manifest.
 
-    Make one with :meth:`empty` or :meth:`parse`; every change returns a new manifest. The next
-    appended entry gets ``next_sequence``. ``epoch`` is that of the consumer that owns the queue, 0
-    before the first one.
+    Create one with :meth:`empty` or :meth:`parse`. Every change returns a new manifest. The next
+    appended entry gets ``next_sequence``. ``epoch`` belongs to the consumer that owns the queue and
+    is 0 before the first one.
     """
 
     raw: bytes
     entry_count: int = field(compare=False)
     next_sequence: int = field(compare=False)
     epoch: int = field(compare=False)
-    # Where the first entries start: a cache, replaced as a whole so that threads may share it.
+    # Cache of where the first entries start. It is replaced as a whole, so threads may share it.
     _starts: Sequence[int] = field(default=(), compare=False)
-    # Key and store, and the arguments of a command, for errors.
+    # Key and store, and the arguments of a command, to name them in errors.
     _name: tuple[str, str] = field(default=("", ""), compare=False)
 
     @property
     def first_sequence(self) -> int:
-        """Sequence of the oldest entry; ``next_sequence`` when the queue is empty."""
+        """Sequence of the oldest entry; ``next_sequence`` if the queue is empty."""
         return self.next_sequence - self.entry_count
 
     @property
@@ -232,22 +238,26 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes on storage."""
+        """Bytes in the store."""
         return len(self.raw)
 
     @property
     def sealed(self) -> bool:
-        """Whether the queue is closed for good: nothing may be appended or claimed."""
+        """Whether the queue is closed for good: nothing can be appended or claimed."""
         return self.epoch == SEALED_EPOCH
 
     @classmethod
     def empty(cls) -> Manifest:
-        """The manifest of a queue that was never written to."""
+        """Return the manifest of a queue that was never written to."""
         return cls.starting_at(0, 0)
 
     @classmethod
     def starting_at(cls, next_sequence: int, epoch: int) -> Manifest:
-        """An empty manifest of a queue that has reached this sequence and epoch."""
+        """Return an empty manifest of a queue that has reached this sequence and epoch.
+
+        Raises:
+            InvalidInput: A value is out of range.
+        """
         if not 0 <= next_sequence <= _U64_MAX or not 0 <= epoch <= SEALED_EPOCH:
             raise InvalidInput(
                 f"next sequence {next_sequence} and epoch {epoch} must not be negative, nor above "
@@ -258,8 +268,13 @@ class Manifest:
 
     @classmethod
     def parse(cls, raw: BytesLike) -> Manifest:
-        """Read the footer and check it against the body's size and first entry, in constant time:
-        the entries behind the first are checked when they are read or dropped."""
+        """Read the footer and compare it with the body's size and first entry, in constant time.
+
+        Later entries are checked when they are read or dropped.
+
+        Raises:
+            CorruptManifest: The bytes break the format.
+        """
         data = raw if type(raw) is bytes else bytes(raw)
         self = cls(data, *Footer.parse(data))
         if self.entry_count:
@@ -270,12 +285,15 @@ class Manifest:
         return self
 
     def named(self, place: str, arguments: str) -> Manifest:
-        """The same manifest, with its place and the command line's arguments for its errors."""
+        """Return the same manifest with its place and the command's arguments for its errors."""
         return Manifest(self.raw, *self._footer, self._starts, (place, arguments))
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
-        """A manifest with the entries behind the present ones, which are copied as bytes, once.
-        ``InvalidInput`` names an entry with a value that does not fit its field (failure F34)."""
+        """Return a manifest with more entries; the present ones are copied as bytes, once.
+
+        Raises:
+            InvalidInput: A value does not fit its field (failure F34); the error names the entry.
+        """
         count = self.entry_count + len(entries)
         next_sequence = self.next_sequence + len(entries)
         if count > _U32_MAX or next_sequence > _U64_MAX:
@@ -291,11 +309,17 @@ class Manifest:
         return self._changed(pieces, Footer(count, next_sequence, self.epoch), self._starts)
 
     def drop_through(self, sequence: int) -> Manifest:
-        """A manifest without the entries up to and including ``sequence``; this one when there are
-        none. ``InvalidInput`` for a ``sequence`` that is not queued yet (failure F27).
+        """Return a manifest without the entries up to and including ``sequence``.
 
         All entry headers are checked first, so that a manifest whose count and bytes disagree is
         never written back (failure F16).
+
+        Returns:
+            This manifest if it has no such entries.
+
+        Raises:
+            InvalidInput: ``sequence`` is not queued yet (failure F27).
+            CorruptManifest: An entry's header is wrong.
         """
         if sequence >= self.next_sequence:
             raise InvalidInput(
@@ -312,15 +336,23 @@ class Manifest:
         return self._changed([kept], self._footer._replace(entry_count=count))
 
     def part(self, first: int, end: int) -> Manifest:
-        """A manifest of the entries from ``first`` up to, not including, ``end``, of epoch 0; all
-        of them are here."""
+        """Return a manifest, with epoch 0, of some entries, all of which are in this one.
+
+        Args:
+            first: Sequence of the first entry.
+            end: The sequence after the last entry.
+        """
         bounds = self._bounds()
         body = self.raw[bounds[first - self.first_sequence] : bounds[end - self.first_sequence]]
         footer = Footer(end - first, end, 0)
         return Manifest(body + footer.pack(), *footer)
 
     def replace(self, sequence: int, entry: NewEntry) -> Manifest:
-        """A manifest with another entry at a sequence; everything else is copied as bytes."""
+        """Return a manifest with another entry at a sequence; all else is copied as bytes.
+
+        Raises:
+            InvalidInput: The sequence is not queued.
+        """
         index = sequence - self.first_sequence
         if not 0 <= index < self.entry_count:
             raise InvalidInput(
@@ -335,16 +367,21 @@ class Manifest:
         return self._changed(pieces, self._footer)
 
     def with_epoch(self, epoch: int) -> Manifest:
-        """The same entries under another consumer epoch. ``CorruptManifest`` where the present one
-        leaves no higher one: it was forged (failure F10)."""
+        """Return the same entries under another consumer epoch.
+
+        Raises:
+            CorruptManifest: No higher epoch is possible, because the present one was forged
+                (failure F10).
+            InvalidInput: ``epoch`` is lower than the present one or out of range.
+        """
         if epoch == self.epoch:
             return self
         if self.epoch >= SEALED_EPOCH:
             raise self._named_error(
                 CorruptManifest(
-                    f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
-                    f"{SEALED_EPOCH + 1}. Consumers count up by one, so this one was forged. Look "
-                    "at it with 'opendata-buffer status'"
+                    f"manifest has epoch {self.epoch}: no consumer can claim it, because epochs "
+                    f"end below {SEALED_EPOCH + 1}. Consumers count up by one, so this epoch was "
+                    "forged. Look at it with 'opendata-buffer status'"
                 )
             )
         if not self.epoch < epoch <= SEALED_EPOCH:
@@ -357,9 +394,13 @@ class Manifest:
     def entries(
         self, start: int | None = None, limit: int | None = None
     ) -> tuple[BatchDescriptor, ...]:
-        """Up to ``limit`` entries from sequence ``start`` on, decoded strictly; a ``start`` that
-        was dropped is no error. ``CorruptManifest`` where an entry up to the last one read breaks
-        the format. Reading piece by piece goes over the headers only once.
+        """Return up to ``limit`` entries from sequence ``start`` on, decoded strictly.
+
+        A ``start`` that was dropped is not an error. Reading piece by piece scans the headers only
+        once.
+
+        Raises:
+            CorruptManifest: An entry, up to the last one read, breaks the format.
         """
         skip = 0 if start is None else max(start - self.first_sequence, 0)
         end = self.entry_count if limit is None else min(skip + max(limit, 0), self.entry_count)
@@ -375,31 +416,48 @@ class Manifest:
             raise self._named_error(error) from None
 
     def since(self, time_ms: int) -> int:
-        """The first sequence with a record of this time or later, or without a time; the end if
-        there is none."""
+        """Return the first sequence with a record of this time or later, or without a time.
+
+        Returns:
+            The next sequence if there is no such entry.
+        """
         for entry in self.entries():
             if entry.time_ms is None or entry.latest_ms >= time_ms:
                 return entry.sequence
         return self.next_sequence
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
-        """Seconds since the first entry from ``start`` on was written, by the clocks of its writer
-        and of this process; never negative. None when there is no such entry, or it has no time."""
+        """Return the seconds since the first entry from ``start`` on was written, at least 0.
+
+        The age is measured with the clocks of its writer and of this process.
+
+        Returns:
+            None if there is no such entry, or it has no time.
+        """
         first = next(iter(self.entries(start, 1)), None)
         written_ms = None if first is None else first.time_ms
         return None if written_ms is None else max(0, now_ms - written_ms) / 1000
 
     def available_from(self, needed: int) -> int:
-        """The first sequence from ``needed`` on that is queued or will be."""
+        """Return the first sequence from ``needed`` on that is queued or will be."""
         return max(needed, self.first_sequence)
 
     def check(self) -> None:
-        """Go over all entry headers; ``CorruptManifest``, also for bytes behind the last entry."""
+        """Check all entry headers, and that no bytes follow the last entry.
+
+        Raises:
+            CorruptManifest: A header is wrong, or bytes follow the last entry.
+        """
         self._find_starts(self.entry_count)
 
     def locations(self) -> list[str]:
-        """Locations of all entries, in order; several times faster than :meth:`entries`. Headers
-        and locations are checked, metadata is not."""
+        """Return the locations of all entries, several times faster than :meth:`entries`.
+
+        Headers and locations are checked; metadata is not.
+
+        Raises:
+            CorruptManifest: An entry breaks the format.
+        """
         raw, found = self.raw, list[str]()
         with suppress(UnicodeDecodeError):
             starts = self._find_starts(self.entry_count)
@@ -411,18 +469,20 @@ class Manifest:
                     break
                 found.append(str(raw[first:last], "utf-8"))
         if len(found) < self.entry_count:
-            return [each.location for each in self.entries()]  # raises the error
+            return [entry.location for entry in self.entries()]  # raises the error
         return found
 
     def find(self, location: str) -> int | None:
-        """Sequence of the entry with this location, the oldest if there are several. A miss costs
-        no decoding; a hit in the bytes is confirmed by the starts of the entries."""
+        """Return the sequence of the oldest entry with this location; None without one.
+
+        A miss costs no decoding. A hit in the bytes is confirmed by the starts of the entries.
+        """
         encoded = location.encode()
         if len(encoded) > MAX_LOCATION_BYTES:
             return None
         wanted = _U16.pack(len(encoded)) + encoded
         at = self.raw.find(wanted, _ORDER.size, self._body)
-        while at >= 0:  # it may be in a payload
+        while at >= 0:  # the bytes may also be part of a payload
             starts = self._find_starts(self.entry_count)
             index = bisect_left(starts, at - _ORDER.size)
             if index < len(starts) and starts[index] == at - _ORDER.size:
@@ -432,33 +492,33 @@ class Manifest:
 
     @property
     def _body(self) -> int:
-        """Bytes of the entries; the footer is behind them."""
+        """Bytes of the entries; the footer follows them."""
         return len(self.raw) - FOOTER_SIZE
 
     def _changed(
         self, body: Sequence[BytesLike], footer: Footer, starts: Sequence[int] = ()
     ) -> Manifest:
-        """What follows this one: other entries, of which the first stand at ``starts``."""
+        """Return the manifest that follows this one, given where its first entries start."""
         if len(self.raw) > MIB:
             keep_freed_memory()
         return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._name)
 
     def _bounds(self) -> Sequence[int]:
-        """Where each entry starts, and where the last one ends."""
+        """Return where each entry starts, and where the last one ends."""
         return [*self._find_starts(self.entry_count), self._body]
 
     def _find_starts(self, wanted: int) -> Sequence[int]:
-        """Where the first ``wanted`` entries start, checking headers, order and fit."""
+        """Return where the first ``wanted`` entries start, and check headers, order, and fit."""
         known, raw, body = self._starts, self.raw, self._body
         if len(known) >= wanted:
             return known
-        # An offset is below MAX_MANIFEST_BYTES; a list takes ten times as much.
+        # Offsets are below MAX_MANIFEST_BYTES. A list would take ten times as much memory.
         starts = array("I", known)
         add, unpack = starts.append, _ORDER.unpack_from
         at = known[-1] + 4 + _U32.unpack_from(raw, known[-1])[0] if known else 0
         for expected in range(self.first_sequence + len(known), self.first_sequence + wanted):
-            # at <= body, and the footer behind the body is longer than a header: the unpack cannot
-            # run over.
+            # at <= body, and the footer after the body is longer than a header, so unpacking
+            # cannot run past the end.
             length, sequence = unpack(raw, at)
             end = at + 4 + length
             if length < FIXED_SIZE or end > body or sequence != expected:
@@ -471,14 +531,14 @@ class Manifest:
         return starts
 
     def _named_error(self, error: CorruptManifest) -> CorruptManifest:
-        """The error with this manifest's name, if it has one."""
+        """Return the error with this manifest's name, if it has one."""
         place, arguments = self._name
         text = with_queue_in_hint(str(error), arguments)
         return CorruptManifest(f"{place}: {text}") if place else error
 
 
 def with_queue_in_hint(text: str, arguments: str) -> str:
-    """The text of an error, with the queue's arguments in the commands that it suggests."""
+    """Return an error's text with the queue's arguments in the commands that it suggests."""
     return _BARE_COMMAND.sub(lambda found: f"{found[1]} {arguments}{found[2]}", text)
 
 
@@ -489,28 +549,31 @@ def _left_over(size: int, count: int) -> CorruptManifest:
 
 
 def check_transition(before: Manifest, after: Manifest) -> None:
-    """Refuse a manifest that cannot follow another, before every write: epoch, next sequence and
-    first sequence never fall (failures F4, F10, F11, F15)."""
+    """Refuse a manifest that cannot follow another. Called before every write.
+
+    Raises:
+        CorruptManifest: Epoch, next sequence, or first sequence falls (failures F4, F10, F11, F15).
+    """
     for name in ("epoch", "next_sequence", "first_sequence"):
         old, new = getattr(before, name), getattr(after, name)
         if new < old:
             raise before._named_error(
                 CorruptManifest(
                     f"manifest {name} falls from {old} to {new}: another writer broke the format, "
-                    "or the manifest was replaced. Stop producers and consumers and look at it "
-                    "with 'opendata-buffer status'"
+                    "or someone replaced the manifest. Stop producers and consumers and look at "
+                    "it with 'opendata-buffer status'"
                 )
             )
 
 
 def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -> CorruptManifest:
-    """The error about an entry whose length or sequence is wrong."""
+    """Return the error for an entry whose length or sequence is wrong."""
     if length < FIXED_SIZE or at + 4 + length > body:
         return _corrupt(
             f"manifest entry {expected} at byte {at} claims {length} bytes of the "
-            f"{max(body - at - 4, 0)} left, and needs at least {FIXED_SIZE}"
+            f"{max(body - at - 4, 0)} left; an entry needs at least {FIXED_SIZE}"
         )
-    # failure F28: a gap is undetected loss, a repeat is a duplicate.
+    # failure F28: a gap would be an undetected loss, and a repeat a duplicate.
     return _corrupt(
         f"manifest entry at byte {at} has sequence {sequence}, expected {expected}: sequences are "
         "contiguous up to the footer's next sequence"
@@ -518,9 +581,20 @@ def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -
 
 
 def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[BatchDescriptor, int]:
-    """The entry at byte ``at``, whose sequence must be ``expected``, and where it ends; at byte
-    ``body``, at least :data:`LEAST_SIZE` further on, all entries end. Every length is checked
-    before it is used."""
+    """Decode the entry at byte ``at``. Every length is checked before it is used.
+
+    Args:
+        raw: A manifest's bytes.
+        at: Where the entry starts, at least :data:`LEAST_SIZE` bytes before ``body``.
+        expected: The sequence that the entry must have.
+        body: Where the entries end.
+
+    Returns:
+        The entry, and where it ends.
+
+    Raises:
+        CorruptManifest: The entry breaks the format.
+    """
     length, sequence, location_size = _HEAD.unpack_from(raw, at)
     end = at + 4 + length
     if length < FIXED_SIZE or end > body or sequence != expected:
@@ -541,7 +615,7 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[BatchDe
     position += location_size
     (count,) = _U32.unpack_from(raw, position)
     position += 4
-    # failure F17: a 40-byte manifest may claim 4 billion items. Each one needs 16 bytes.
+    # failure F17: a 40-byte manifest may claim 4 billion items, but each needs 16 bytes.
     if count * _META.size > end - position:
         raise _corrupt(
             f"manifest entry {sequence} counts {count} metadata items but has {end - position} "
@@ -549,8 +623,8 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[BatchDe
         )
     items: list[Metadata] = []
     for index in range(count):
-        # failure F19: checked against this entry's end, not the manifest's, or the next entry's
-        # bytes would be read as metadata.
+        # failure F19: compare with this entry's end instead of the manifest's. Otherwise the next
+        # entry's bytes would be read as metadata.
         if _META.size > end - position:
             raise _bad_item(sequence, index, count, "header", end - position)
         start_index, time_ms, size = _META.unpack_from(raw, position)
@@ -574,7 +648,11 @@ def _bad_item(sequence: int, index: int, count: int, part: str, left: int) -> Co
 
 
 def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> None:
-    """Append the entry's bytes; ``InvalidInput`` where a value does not fit (failure F34)."""
+    """Append the entry's bytes to ``pieces``.
+
+    Raises:
+        InvalidInput: A value does not fit its field (failure F34).
+    """
     try:
         location = entry.location.encode()
     except UnicodeEncodeError as error:
@@ -610,14 +688,14 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
 
 
 def entry_bytes(entry: NewEntry) -> int:
-    """Bytes that an entry takes in a manifest."""
+    """Return the number of bytes that an entry takes in a manifest."""
     location = len(entry.location.encode(errors="replace"))
     items = sum(_META.size + memoryview(item.payload).nbytes for item in entry.metadata)
     return LEAST_SIZE + location + items
 
 
 def salvage_entries(raw: bytes) -> list[BatchDescriptor]:
-    """The entries at the front of a damaged manifest that are whole, and follow one another."""
+    """Return the intact entries at the front of a damaged manifest that follow one another."""
     found: list[BatchDescriptor] = []
     at = 0
     while len(raw) - at >= LEAST_SIZE:

@@ -1,8 +1,8 @@
-"""Zstandard with every length proved before memory is taken (RFC 8878; failures F21, F22).
+"""Zstandard that proves every length before it allocates memory (RFC 8878; failures F21, F22).
 
-zstandard's own decoders trust the frame: a declared size is allocated whatever cap is given,
-a second frame is dropped, a truncated stream ends without an error. So this module reads the
-headers of frames and blocks first: they show where every frame ends and the most it can hold.
+zstandard's own decoders trust the frame: they allocate a declared size despite any limit, drop a
+second frame, and end without an error in a truncated stream. This module therefore reads the
+headers of frames and blocks first, which show where every frame ends and how much it can hold.
 """
 
 from __future__ import annotations
@@ -16,21 +16,30 @@ from opendata_buffer.errors import CorruptBatch
 _FRAME_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50  # the lowest four bits are free
 _MAX_BLOCK = 128 * 1024
-_LEAST_WINDOW = 8 * 1024 * 1024  # what RFC 8878 asks decoders to support
+_LEAST_WINDOW = 8 * 1024 * 1024  # RFC 8878 asks decoders to support this much
 _MOST_WINDOW = 128 * 1024 * 1024  # windowLog 27, zstd's own default limit
 _RESERVED, _RLE = 3, 1
 
 MOST_FRAMES = 4_096
-"""Frames of one batch. Writers make one; one per input chunk of a parallel compressor is legal."""
+"""Most frames in a batch. Writers make one; a parallel compressor makes one per chunk.
+"""
 
 _LEAST_BLOCKS = 4_096
 _LEAST_BLOCK = 1_024
-"""A writer fills blocks of 128 KiB. Many that hold less than this on average are an attack."""
+"""Writers fill blocks of 128 KiB; many blocks with a lower average than this are an attack.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame: ``most`` bytes it can decompress to; ``declared`` if its header says so."""
+    """One frame of compressed data.
+
+    Attributes:
+        data: The frame's bytes.
+        most: Largest number of bytes that it can decompress to.
+        declared: Whether ``most`` is the size that the frame's header declares.
+        blocks: Number of its blocks.
+    """
 
     data: memoryview
     most: int
@@ -39,16 +48,19 @@ class Frame:
 
 
 def compress(block: bytes | memoryview, level: int) -> bytes:
-    """One frame with content size and checksum, which costs next to nothing (failure F36)."""
+    """Return one frame with content size and checksum, which costs almost nothing (failure F36)."""
     return zstandard.ZstdCompressor(level=level, write_checksum=True).compress(block)
 
 
 def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
-    """The frames of concatenated ones, by their headers; nothing is decompressed.
+    """Return the concatenated frames, by their headers, without decompressing anything.
 
-    Skippable frames are passed over. ``CorruptBatch`` for truncated or malformed frames, bytes
-    that are no frame, a declared size beyond ``max_bytes`` or beyond what the blocks can hold, too
-    large a window, or more frames or blocks than a writer makes of ``max_bytes``.
+    Skippable frames are skipped.
+
+    Raises:
+        CorruptBatch: A frame is truncated or malformed, bytes are not a frame, a declared size
+            exceeds ``max_bytes`` or what the blocks can hold, a window is too large, or there are
+            more frames or blocks than a writer makes of ``max_bytes``.
     """
     frames: list[Frame] = []
     position, end = 0, len(data)
@@ -61,12 +73,12 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
         if count > MOST_FRAMES:
             raise CorruptBatch(
                 f"zstd block has more than {MOST_FRAMES} frames: a batch is one frame, and no "
-                "writer makes so many"
+                "writer makes this many"
             )
         magic = int.from_bytes(data[position : position + 4], "little")
         if magic & 0xFFFFFFF0 == _SKIPPABLE_MAGIC:
             size = int.from_bytes(data[position + 4 : position + 8], "little")
-            if size > end - position - 8:  # always so where even its size is cut
+            if size > end - position - 8:  # also true if its size field is truncated
                 raise CorruptBatch(f"zstd skippable frame at byte {position} is truncated")
             position += 8 + size
             continue
@@ -75,7 +87,7 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
         if frame.declared:
             declared_total += frame.most
             if declared_total > max_bytes:
-                # failure F21: refused by what the bytes claim, before anything is expanded.
+                # failure F21: refuse by the declared sizes, before anything is expanded.
                 raise CorruptBatch(
                     f"zstd block declares {declared_total} bytes, more than max_batch_bytes "
                     f"{max_bytes}"
@@ -95,7 +107,7 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int, blocks_left: int) -> 
         raise CorruptBatch(f"zstd frame header at byte {at} is broken: {error}") from error
     declared = header.content_size != zstandard.CONTENTSIZE_UNKNOWN
     window_limit = min(max(max_bytes, _LEAST_WINDOW), _MOST_WINDOW)
-    # A frame in a single segment has no window of its own: the content is the window.
+    # A frame with a single segment has no window of its own: its content is the window.
     if not declared and header.window_size > window_limit:
         raise CorruptBatch(
             f"zstd frame at byte {at} needs a window of {header.window_size} bytes, more than "
@@ -108,7 +120,7 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int, blocks_left: int) -> 
         if blocks > blocks_left:
             raise CorruptBatch(
                 f"zstd frame at byte {at} has more blocks than max_batch_bytes {max_bytes} "
-                f"allows, one for {_LEAST_BLOCK} bytes: no writer makes them so small"
+                f"allows, one per {_LEAST_BLOCK} bytes: no writer makes blocks this small"
             )
         if end - position < 3:
             raise CorruptBatch(f"zstd frame at byte {at} is truncated at a block header")
@@ -127,7 +139,7 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int, blocks_left: int) -> 
             raise CorruptBatch(f"zstd frame at byte {at} is truncated at its checksum")
         position += 4
     if declared and header.content_size > most:
-        # failure F22: a 13-byte frame may declare terabytes; its blocks say what it can hold.
+        # failure F22: a 13-byte frame may declare terabytes, but its blocks limit its content.
         raise CorruptBatch(
             f"zstd frame at byte {at} declares {header.content_size} bytes but its blocks hold "
             f"at most {most}"
@@ -136,20 +148,36 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int, blocks_left: int) -> 
 
 
 def _reader(frame: Frame) -> zstandard.ZstdDecompressionReader:
-    # plan_frames checked that the window is not larger.
+    # plan_frames() has checked that the window is not larger.
     return zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW).stream_reader(frame.data)
 
 
 def decompress(data: memoryview, max_bytes: int) -> memoryview:
-    """All frames' content; ``CorruptBatch`` if it is damaged or too large."""
+    """Return the content of all frames.
+
+    Raises:
+        CorruptBatch: The content is damaged or exceeds ``max_bytes``.
+    """
     frames = plan_frames(data, max_bytes)
     target = memoryview(bytearray(min(sum(frame.most for frame in frames), max_bytes) + 1))
     return target[: decompress_into(frames, target, max_bytes)]
 
 
 def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> int:
-    """Write all frames' content to the start of ``target``; returns the number of bytes. It is one
-    byte longer than ``min(sum of frame.most, max_bytes)``, to tell a full one from an overflow."""
+    """Write the content of all frames to the start of ``target``.
+
+    Args:
+        frames: The frames, from :func:`plan_frames`.
+        target: One byte longer than ``min(sum of frame.most, max_bytes)``, so that a full target
+            can be told from an overflow.
+        max_bytes: Largest content.
+
+    Returns:
+        The number of bytes written.
+
+    Raises:
+        CorruptBatch: The content is damaged or exceeds ``max_bytes``.
+    """
     total = 0
     for frame in frames:
         room = target[total : total + frame.most + 1]

@@ -163,7 +163,7 @@ def test_f20_truncation_at_any_byte_under_a_valid_footer_is_refused() -> None:
 
 def test_other_versions_and_less_than_a_footer_are_refused() -> None:
     for version in (0, 2, 65535):
-        refuse(THREE[:-2] + struct.pack("<H", version), f"has version {version}, .* Upgrade here")
+        refuse(THREE[:-2] + struct.pack("<H", version), f"has version {version}, .* Upgrade this")
     refuse(FOOTER[1:], "6 bytes, less than its 7-byte footer")
     refuse(BLOCK[:-1] + FOOTER, "record 2 of 3 ends at byte 19 of 18: the block is truncated")
 
@@ -172,10 +172,10 @@ def test_other_versions_and_less_than_a_footer_are_refused() -> None:
     ("data", "fault"),
     [
         (BLOCK + struct.pack("<BIH", 0, 4, 2), "has version 2"),
-        (BLOCK + struct.pack("<BIH", 0, 5, 2), "cut or overwritten"),
+        (BLOCK + struct.pack("<BIH", 0, 5, 2), "truncated or overwritten"),
         (bytes(16) + struct.pack("<BIH", 0, 4, 2), "has version 2"),
         (bytes(16) + struct.pack("<BIH", 1, 900, 2), "has version 2"),
-        (bytes(16) + struct.pack("<BIH", 2, 4, 2), "cut or overwritten"),
+        (bytes(16) + struct.pack("<BIH", 2, 4, 2), "truncated or overwritten"),
     ],
     ids=["none", "none, short", "none, empty records", "zstd", "another compression"],
 )
@@ -187,12 +187,12 @@ def test_another_version_is_named_only_where_the_rest_of_the_footer_can_be_right
 
 @pytest.mark.parametrize("raw", [b"<html>404</html>", b"garbage", b"\xff" * 100])
 def test_an_object_that_was_cut_or_overwritten_is_no_other_version(raw: bytes) -> None:
-    refuse(raw, f"cut or overwritten: its {len(raw)} bytes begin with")
+    refuse(raw, f"truncated or overwritten: its {len(raw)} bytes begin with")
 
 
 @pytest.mark.parametrize("kind", [2, 255])
 def test_unknown_compression_is_refused(kind: int) -> None:
-    refuse(BLOCK + bytes([kind]) + FOOTER[1:], f"compression type {kind}, known are 0")
+    refuse(BLOCK + bytes([kind]) + FOOTER[1:], rf"compression type {kind} \(supported: 0")
 
 
 @pytest.mark.parametrize("count", [4, 5, 1 << 31, 2**32 - 1])

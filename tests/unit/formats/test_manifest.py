@@ -178,7 +178,7 @@ def test_an_entry_with_an_empty_location_is_read_and_never_written() -> None:
     assert salvage_entries(raw) == [BatchDescriptor(7, "")]
     with pytest.raises(CorruptManifest, match="has sequence 7, expected 6"):
         Manifest.parse(raw + footer(1, 7))
-    with pytest.raises(CorruptManifest, match="claims 13 bytes of the 14 left, and needs at le"):
+    with pytest.raises(CorruptManifest, match="claims 13 bytes of the 14 left"):
         Manifest.parse(b"\x0d" + raw[1:] + footer(1, 8))
 
 
@@ -439,7 +439,7 @@ QUEUED = Manifest.empty().append([NewEntry(f"ingest/{n:026d}.batch") for n in ra
         (QUEUED[:20], "manifest is truncated: its 20 bytes"),
         (b"<html><body>404</body></html>", "manifest was overwritten: its 29 bytes begin"),
         (b"PAR1" * 100, "manifest was overwritten: its 400 bytes begin with b'PAR1"),
-        (b"\n", r"overwritten: its 1 bytes begin with b'\\n' and are no manifest. Restore"),
+        (b"\n", r"overwritten: its 1 bytes begin with b'\\n' and are not a manifest. Restore"),
         (entry(0, b"a b") + b"cut", "manifest is truncated"),
         (entry(0, b"a\x7f") + b"cut", "manifest was overwritten"),
         (entry(2**48 - 1) + b"cut", "manifest is truncated"),

@@ -207,7 +207,7 @@ def test_f21_an_object_of_millions_of_tiny_frames_is_refused_at_once() -> None:
 def test_f21_an_object_of_millions_of_tiny_blocks_is_refused_at_once() -> None:
     blocks = EMPTY_BLOCK * ((16 << 20) // len(EMPTY_BLOCK))
     frame = MAGIC + b"\x00\x38" + blocks + b"\x01\x00\x00"
-    refuse(frame, "has more blocks than max_batch_bytes 1048576 allows, one for 1024 bytes")
+    refuse(frame, "has more blocks than max_batch_bytes 1048576 allows, one per 1024 bytes")
 
 
 def test_blocks_of_all_frames_are_counted_together() -> None:
