@@ -223,7 +223,7 @@ class Worker(Closeable):
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        network: WebSocketNetwork | None = None,
+        network: Any = None,
         **settings: Any,
     ) -> None:
         config = WorkerConfig.of(config, settings)
