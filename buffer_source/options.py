@@ -28,7 +28,7 @@ from opendata_buffer.option_reader import (
     names_one_queue,
     storage_settings,
 )
-from opendata_buffer.queue.cas import is_number
+from opendata_buffer.queue.sidecar import is_number
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
 

@@ -21,7 +21,7 @@ from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, Queu
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue import unaccounted
-from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
+from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.log import (
     REMEMBERED,
     Log,
@@ -48,6 +48,7 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import ReaderPosition, read_positions, readers_folder
+from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo, Store
 

@@ -24,7 +24,7 @@ from typing import Any
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.batch import is_confined, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
-from opendata_buffer.queue.cas import Sidecar, SidecarFields, read_sidecar
+from opendata_buffer.queue.sidecar import Sidecar, SidecarFields, read_sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Blob, Get, List, Put, Store, WrongChecksum, read_bytes
 

@@ -45,15 +45,9 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch, later_ulid
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, FINAL, Undecided, build_uuid, undecided
-from opendata_buffer.queue.cas import (
-    LARGEST,
-    CasObject,
-    CasStore,
-    OutcomeUnknown,
-    Sidecar,
-    is_number,
-)
+from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown, sidecar_object
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.sidecar import LARGEST, Sidecar, is_number
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Put, Store
 
@@ -305,7 +299,7 @@ def record_object(
     store: CasStore, prefix: str, app: str, runtime: Runtime, settings: QueueConfig
 ) -> CasObject[CommitRecord]:
     """Return an app's commit record in the store; ``prefix`` is that of :func:`record_key`."""
-    return RECORD.cas_object(CommitRecord, store, record_key(prefix, app), runtime, settings)
+    return sidecar_object(RECORD, CommitRecord, store, record_key(prefix, app), runtime, settings)
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:

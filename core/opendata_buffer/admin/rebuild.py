@@ -22,7 +22,7 @@ from opendata_buffer.formats.manifest import (
     salvage_entries,
 )
 from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
-from opendata_buffer.queue.cas import LARGEST, CasObject
+from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
     Log,
@@ -50,6 +50,7 @@ from opendata_buffer.queue.readers import (
     readers_folder,
     write_consumer_info,
 )
+from opendata_buffer.queue.sidecar import LARGEST
 from opendata_buffer.queue.unaccounted import OtherManifests
 from opendata_buffer.stores.base import Listing, read_bytes
 

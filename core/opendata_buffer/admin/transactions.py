@@ -15,7 +15,7 @@ from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
-from opendata_buffer.queue.cas import read_sidecar
+from opendata_buffer.queue.sidecar import read_sidecar
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.topic.description import is_topic
 from opendata_buffer.transactions import (

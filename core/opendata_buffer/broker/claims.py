@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from opendata_buffer.queue.cas import Sidecar, SidecarFields, is_number
+from opendata_buffer.queue.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Condition, locked
 
 MAX_OPEN = 50_000

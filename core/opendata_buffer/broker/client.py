@@ -21,7 +21,8 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.batch import BROKER_RECORD_NAME
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.queue.cas import CasStore, Sidecar
+from opendata_buffer.queue.cas import CasStore, sidecar_object
+from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.runtime import Runtime, deadline, wait_for
 from opendata_buffer.stores.base import Put
 
@@ -99,7 +100,8 @@ class Lease:
         self, store: CasStore, config: QueueConfig, runtime: Runtime, *, deadline_ms: int = 5_000
     ) -> None:
         self._runtime = runtime
-        self._object = DISCOVERY_RECORD.cas_object(
+        self._object = sidecar_object(
+            DISCOVERY_RECORD,
             DiscoveryRecord,
             store,
             f"{config.data_path_prefix}/{BROKER_RECORD_NAME}",

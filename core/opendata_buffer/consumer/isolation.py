@@ -42,7 +42,8 @@ from opendata_buffer.messages import (
     message_at,
     parse_uuid,
 )
-from opendata_buffer.queue.cas import LARGEST, CasObject, CasStore, Sidecar, is_number
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.sidecar import LARGEST, Sidecar, is_number
 from opendata_buffer.runtime import Runtime
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 from opendata_buffer.arguments import check_fields, checked, wrong_type
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.queue.cas import is_number
+from opendata_buffer.queue.sidecar import is_number
 
 _PLAIN = re.compile(r"(?:([^\s:{]+):)?([0-9]{1,20})", re.ASCII)
 

@@ -35,7 +35,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import name_time_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.messages import undecided
-from opendata_buffer.queue.cas import LARGEST, CasStore, Sidecar, SidecarFields, is_number
+from opendata_buffer.queue.cas import CasStore, sidecar_object
 from opendata_buffer.queue.ownership import (
     IndexMark,
     PrefixOwner,
@@ -44,6 +44,7 @@ from opendata_buffer.queue.ownership import (
     queue_hint,
     reset_command,
 )
+from opendata_buffer.queue.sidecar import LARGEST, Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import read_bytes
 
@@ -360,8 +361,14 @@ class Log:
         self.runtime = runtime
         self.queue_id = queue_id
         self.reader = reader
-        self._object = INDEX.cas_object(
-            LogIndex, store, index_key(config), runtime, config, check_read=self._checks_read()
+        self._object = sidecar_object(
+            INDEX,
+            LogIndex,
+            store,
+            index_key(config),
+            runtime,
+            config,
+            check_read=self._checks_read(),
         )
         self._mark = IndexMark(store, config, runtime)
         self._true_gap = (0, 0)

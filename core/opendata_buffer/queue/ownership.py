@@ -43,7 +43,8 @@ from opendata_buffer.config import (
 from opendata_buffer.formats.batch import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
 from opendata_buffer.queue import unaccounted
-from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Get, Store, read_bytes
 

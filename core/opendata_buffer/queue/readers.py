@@ -33,9 +33,10 @@ from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import QueueConfig, check_reader_name
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue import ownership
-from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
+from opendata_buffer.queue.cas import CasObject, CasStore, sidecar_object
 from opendata_buffer.queue.log import MOST_READERS, REMEMBERED, Log, LogIndex, LogView
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.runtime import Interval, Runtime, deadline
 from opendata_buffer.stores.base import Delete
 
@@ -173,7 +174,7 @@ def _update_note(
 
 def _note_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[ConsumerInfo]:
     key = f"{config.data_path_prefix}/{_NOTE_NAME}"
-    return _NOTE.cas_object(ConsumerInfo, store, key, runtime, config)
+    return sidecar_object(_NOTE, ConsumerInfo, store, key, runtime, config)
 
 
 _POSITION = Sidecar(

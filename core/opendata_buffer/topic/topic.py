@@ -12,6 +12,7 @@ from typing import TypeVar
 from opendata_buffer import errors, outcomes
 from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
+from opendata_buffer.queue.cas import sidecar_object
 from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.ownership import (
     LISTED_BELOW,
@@ -73,8 +74,14 @@ class Topic:
         self.records = TOPIC_FOLDER
         self._settings = settings
         self._runtime = runtime
-        self._object = DESCRIPTION.cas_object(
-            TopicDescription, store, TOPIC_KEY, runtime, settings, check_read=self._check_same
+        self._object = sidecar_object(
+            DESCRIPTION,
+            TopicDescription,
+            store,
+            TOPIC_KEY,
+            runtime,
+            settings,
+            check_read=self._check_same,
         )
 
     @classmethod

@@ -13,9 +13,9 @@ from opendata_buffer.broker.client import DiscoveryRecord
 from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
-from opendata_buffer.queue.cas import LARGEST, Sidecar, SidecarFields, read_sidecar
 from opendata_buffer.queue.ownership import PrefixOwner
 from opendata_buffer.queue.readers import ConsumerInfo
+from opendata_buffer.queue.sidecar import LARGEST, Sidecar, SidecarFields, read_sidecar
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.transactions import CommitRecord
@@ -49,8 +49,8 @@ def test_the_error_about_a_later_version_names_the_release_that_reads_it() -> No
         NOTE.decode(b'{"version": 3}')
     assert str(caught.value) == (
         "the note is not readable: it has version 3, and this release reads versions up to 2: a "
-        "later release of opendata-buffer wrote it. Use that one, and do what follows only where "
-        "none was ever used. Delete it."
+        "later release of opendata-buffer wrote it. Use that release. Do the following only if no "
+        "later release has ever been used here. Delete it."
     )
 
 
@@ -70,7 +70,7 @@ def test_a_value_that_is_no_version_is_refused(version: Any) -> None:
 )
 def test_the_error_about_bytes_that_are_no_object_shows_how_they_begin(data: bytes) -> None:
     with pytest.raises(
-        CorruptData, match=r"^the note is not readable: it is no JSON obj"
+        CorruptData, match=r"^the note is not readable: it is not a JSON obj"
     ) as caught:
         NOTE.decode(data)
     assert repr(data[:100]) in str(caught.value)
