@@ -278,6 +278,36 @@ def test_f5_a_slow_cycle_gives_up_its_remaining_deletes(caplog: pytest.LogCaptur
     assert queue.collector().run_once().deleted == 1_000, "the next cycle goes on"
 
 
+def test_f5_a_manifest_serves_for_a_quarter_of_the_grace_period() -> None:
+    queue = Fixture()
+    get = queue.store.get
+
+    def late(key: str, **options: Any) -> Any:
+        found = get(key, **options)
+        if key == "ingest/manifest":
+            queue.runtime.advance(150)
+        return found
+
+    queue.store.get = late  # type: ignore[method-assign]
+    assert queue.collector().run_once().deleted == 2
+
+
+def test_every_request_to_delete_counts_its_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BULK", 2)
+    queue = Fixture(orphans=5)
+    asked: list[list[str]] = []
+
+    def refuse_first(keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        asked.append(list(keys))
+        return (DeleteFailure(asked[-1][0], "503"),)
+
+    queue.store.delete_many = refuse_first  # type: ignore[method-assign]
+    report = queue.collector().run_once()
+    assert [len(keys) for keys in asked] == [2, 2, 1]
+    assert [failure.key for failure in report.failed] == queue.orphans[::2]
+    assert (report.deleted, report.abandoned) == (2, 0)
+
+
 def test_f5_a_manifest_that_was_long_on_its_way_deletes_nothing() -> None:
     store = Slow("ingest/manifest")
     queue = Fixture(store)

@@ -55,6 +55,24 @@ def test_f44_a_reader_expires_after_its_time_and_not_at_it(
     ) in caplog.text
 
 
+def test_f44_a_reader_whose_clock_is_behind_does_not_expire_while_the_store_sees_it_move() -> None:
+    house = House()
+    house.append(40)
+    slow, other = house.reader("slow"), house.reader("other")
+    read(slow, 10)
+    read(other)
+    # A position that a deletion has left behind is nobody's.
+    house.store.put("ingest/_readers/deleted.json", b"{}")
+    now_ms = house.runtime.now_ms()
+    house.store._now_ms = lambda: now_ms + 2 * WEEK_MS
+    for reader in (slow, other):
+        house.append(1)
+        read(reader, 1)
+    house.runtime.set_wall_clock(now_ms + 2 * WEEK_MS)
+    house.collector().run_once()
+    assert house.index().readers == ("other", "slow")
+
+
 def test_a_cycle_that_changes_nothing_does_not_write_the_index() -> None:
     house = House()
     house.append(40)

@@ -343,3 +343,15 @@ def test_the_age_in_a_segment_is_that_of_its_oldest_name() -> None:
     assert found.age_s(3_501, 21) == 2.5
     assert found.age_s(3_500, 22) is None
     assert view(0, LogIndex("q", 20, 0), queued(20, 2)).age_s(3_500, 3) is None
+
+
+def test_a_location_is_found_in_segments_and_in_the_manifest() -> None:
+    house = House()
+    house.append(60)
+    found = house.view()
+    assert found.index.parts()[0].end <= 20 < found.manifest.first_sequence < 59
+    assert [found.find(house.locations[at], 0) for at in (3, 19, 59)] == [3, 19, 59]
+    assert found.find(house.locations[59], 59) == 59
+    assert found.find(house.locations[3], 20) is None, "segments before are not read"
+    assert found.behind(20).find(house.locations[3], 0) is None
+    assert found.find("ingest/other.batch", 0) is None
