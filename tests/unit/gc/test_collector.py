@@ -649,6 +649,12 @@ def test_a_cursor_that_is_no_key_of_the_prefix_is_the_beginning(after: str) -> N
     assert saved(store).load() == ""
 
 
+def test_the_longest_key_is_a_cursor() -> None:
+    store = MemoryStore()
+    saved(store).save("p/" + "k" * 1022)
+    assert saved(store).load() == "p/" + "k" * 1022
+
+
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"\xff", b'{"version": 2, "after": "p/b"}', b"[" * 50_000, b"x" * 70_000]
 )

@@ -191,12 +191,14 @@ def test_what_was_lost_a_while_before_the_floor_is_forgotten(
         ("i/_log/08-08-x.segment", None, 8),
         ("i/_log/00-08-x.page", None, 8),
         ("00-08-x.segment", (0, 8), 8),
+        ("a-1/b-2/_log/00-08-x.segment", (0, 8), 8),
         ("i/_log/a-08-x.segment", None, 8),
         ("i/_log/\u0661-08-x.segment", None, 8),
         ("i/_log/00-\u0661-x.segment", None, None),
         ("i/_log/00-a-x.segment", None, None),
         ("i/_log/00-08.segment", None, None),
         ("i/_log/00-08-", None, None),
+        ("i/_log/00-08", None, None),
         ("i/_log/note", None, None),
     ],
 )
@@ -212,6 +214,7 @@ def test_the_name_of_a_part_says_which_sequences_it_has(
     [
         ("i/_log/07-08-x.segment", 7),
         ("07-08-x.page", 7),
+        ("a-1/b-2/_log/07-08-x.page", 7),
         ("i/_log/note", -1),
         ("i/_log/\u0661-08-x.page", -1),
         ("i/_log/-08-x.page", -1),
@@ -234,6 +237,24 @@ def test_segments_that_lost_a_race_are_not_put_in_the_row(
     spans: list[tuple[int, int]], end: int, chain: list[tuple[int, int]]
 ) -> None:
     assert chain_of(spans, end) == chain
+
+
+def test_stored_segments_are_found_by_the_sequences_that_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LISTED", 2)
+    store = MemoryStore()
+    log = Log(store, QueueConfig(store="memory://x"), ManualRuntime())
+    keys = [f"ingest/_log/{at:020d}-{at + 8:020d}-x.segment" for at in range(0, 64, 8)]
+    page = f"ingest/_log/{8:020d}-{24:020d}-x.page"
+    for key in (*keys, page, "ingest/_log/note", "ingest/a.batch"):
+        store.put(key, b"")
+    spans = [(at, at + 8, keys[at // 8]) for at in range(0, 64, 8)]
+    assert log.stored_between(0, 64) == spans
+    assert log.stored_between(8, 24) == spans[1:3]
+    assert log.stored_between(7, 25) == spans[0:4]
+    assert log.stored_between(15, 16) == spans[1:2]
+    assert log.stored_between(64, 99) == []
 
 
 def test_an_index_is_put_back_only_over_the_one_that_was_looked_at() -> None:
