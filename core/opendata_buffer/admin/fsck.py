@@ -46,7 +46,7 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.queue.readers import read_positions
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import WrongChecksum, read_bytes
+from opendata_buffer.stores.base import Store, WrongChecksum, read_bytes
 
 _INDEX_NAME = "index of the log"
 
@@ -178,19 +178,10 @@ def check_queue(queue: Target) -> Report:
     groups: Iterable[Sequence[BatchDescriptor]] = [manifest.entries()]
     log, index = Log(store, config, runtime, claim.queue_id if claim else ""), None
     if report.is_log:
-        try:
-            index = log.view(log.need(marked=True), manifest).index
-        except errors.CorruptData as error:
-            key, kind = index_key(config), Kind.INDEX
-            if isinstance(error, OldIndex):
-                text = str(error)
-                report.problems.append(Finding(None, key, text, Kind.OLD_INDEX, _INDEX_NAME))
-                return report
-            with suppress(errors.CorruptData):
-                if (raw := read_raw(store, key)) is not None and LogIndex.from_json(raw):
-                    kind = Kind.OTHER_INDEX
-            report.problems.append(Finding(None, key, str(error), kind, _INDEX_NAME))
+        if (index_fault := _index_fault(store, log, manifest)) is not None:
+            report.problems.append(index_fault)
             return report
+        index = log.need(marked=True)
         report.problems += _hidden(log, index)
         groups = _entries_of(report, config, log, index, manifest)
     handle = FetchHandle.of(config, store=store, runtime=runtime)
@@ -216,6 +207,22 @@ def check_queue(queue: Target) -> Report:
         key = claims_key(config.data_path_prefix)
         report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
     return report
+
+
+def _index_fault(store: Store, log: Log, manifest: Manifest) -> Finding | None:
+    """Return what is wrong with the index of a log; None if nothing is."""
+    key = index_key(log.config)
+    try:
+        log.view(log.need(marked=True), manifest)
+    except OldIndex as error:
+        return Finding(None, key, str(error), Kind.OLD_INDEX, _INDEX_NAME)
+    except errors.CorruptData as error:
+        kind = Kind.INDEX
+        with suppress(errors.CorruptData):
+            if (raw := read_raw(store, key)) is not None and LogIndex.from_json(raw):
+                kind = Kind.OTHER_INDEX
+        return Finding(None, key, str(error), kind, _INDEX_NAME)
+    return None
 
 
 def _hidden(log: Log, index: LogIndex) -> Iterator[Finding]:
@@ -473,4 +480,22 @@ def repair(queue: Target, plan: Sequence[Finding]) -> list[tuple[Finding, str | 
             force = finding.kind is Kind.REPEATED
             copy = skip_batch(queue, finding.sequence, force=force)[0].id
         done.append((finding, copy))
+        if finding.kind is Kind.MANIFEST:
+            done += _repair_revealed(queue)
     return done
+
+
+def _repair_revealed(queue: Target) -> list[tuple[Finding, str | None]]:
+    """Repair the index of a log after its manifest.
+
+    The first check ended at the manifest. A manifest and an index that were lost together are
+    repaired together, because neither works without the other.
+    """
+    claim = queue.owner()
+    if claim is None or not claim.is_log:
+        return []
+    log = Log(queue.store, queue.config, queue.runtime, claim.queue_id)
+    fault = _index_fault(queue.store, log, queue.reader().manifest())
+    if fault is None or fault.kind not in (Kind.INDEX, Kind.OLD_INDEX):
+        return []
+    return [(fault, rebuild_index(queue))]

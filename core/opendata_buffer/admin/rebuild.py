@@ -27,7 +27,6 @@ from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
     Log,
     LogIndex,
-    OldIndex,
     Part,
     chain_of,
     index_key,
@@ -278,15 +277,17 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
 
 
 def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
-    """Where the segments of a log end, and the locations that they name.
+    """Return where the segments of a log end, and the locations that they name.
 
-    Raises CorruptData where index or a segment cannot be read: batches would be queued again.
+    Raises:
+        CorruptData: A segment cannot be read. Its batches would be queued again.
     """
     log = Log(queue.store, queue.config, queue.runtime)
     locations: set[str] = set()
     try:
         index = log.need(marked=True)
-    except OldIndex:  # Manifest and index were restored together: what is stored is the truth.
+    except errors.CorruptData:
+        # The index is old, damaged or gone as well. Trust the stored segments instead.
         end = 0
         for _, last, key in log.stored_between(0, LARGEST):
             stored = Manifest.parse(read_bytes(queue.store, key, MAX_SEGMENT_BYTES))
