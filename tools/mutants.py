@@ -77,7 +77,7 @@ pytest_add_cli_args =
     -W
     ignore
     -k
-    not new_process and not over_weeks and not mover_that_dies
+    not new_process and not is_loaded_with and not over_weeks and not mover_that_dies
 pytest_add_cli_args_test_selection =
     {tests}
 timeout_constant = 3.0
