@@ -41,7 +41,7 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import enable_readers
+from opendata_buffer.queue.reader_admin import enable_readers
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
 from opendata_buffer.stores.base import Listing, ObjectInfo, Store
 from opendata_buffer.stores.local import LocalStore

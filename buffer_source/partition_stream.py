@@ -34,7 +34,7 @@ from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.log import LogView
 from opendata_buffer.queue.ownership import ends_before, owner_key, topic_hint
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import ReaderQueue
+from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
 

@@ -49,7 +49,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import quarantine
-from opendata_buffer.queue.readers import amend_consumer_info, read_consumer_info
+from opendata_buffer.queue.consumer_note import amend_consumer_info, read_consumer_info
 from opendata_buffer.runtime import Interval, Runtime, SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Decoder, ValueOptions

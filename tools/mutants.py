@@ -51,13 +51,19 @@ MODULES = {
     "gc": (
         "tests/unit/gc",
         "tests/unit/queue/test_log.py",
-        "tests/unit/queue/test_readers.py",
+        "tests/unit/queue/test_log_moves.py",
+        "tests/unit/queue/test_reader_admin.py",
+        "tests/unit/queue/test_reader_positions.py",
+        "tests/unit/queue/test_reader_queue.py",
         "tests/unit/queue/test_retention.py",
     ),
     "queue/log": (
         "tests/unit/queue/test_log.py",
         "tests/unit/queue/test_log_values.py",
-        "tests/unit/queue/test_readers.py",
+        "tests/unit/queue/test_log_moves.py",
+        "tests/unit/queue/test_reader_admin.py",
+        "tests/unit/queue/test_reader_positions.py",
+        "tests/unit/queue/test_reader_queue.py",
         "tests/unit/queue/test_retention.py",
     ),
 }

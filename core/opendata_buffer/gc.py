@@ -47,7 +47,7 @@ from opendata_buffer.queue.ownership import (
     queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import ReaderPosition, read_positions, readers_folder
+from opendata_buffer.queue.reader_positions import ReaderPosition, read_positions, readers_folder
 from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo, Store

@@ -15,7 +15,7 @@ from buffer_source.partitions import SourceOffset
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import Transaction, batch_key, decode_batch
-from opendata_buffer.queue.readers import read_consumer_info
+from opendata_buffer.queue.consumer_note import read_consumer_info
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic

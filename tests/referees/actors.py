@@ -35,7 +35,7 @@ from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing
-from opendata_buffer.queue.readers import enable_readers, reset_reader
+from opendata_buffer.queue.reader_admin import enable_readers, reset_reader
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

@@ -46,7 +46,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
           "self._cursors.hand_out(entries[-1].sequence + (len(entries) > 4), repeats)")],
     ),
     "a fenced reader of a log acknowledges": (
-        "log", CORE + "queue/readers.py",
+        "log", CORE + "queue/reader_queue.py",
         [("            self.check_epoch(found, epoch)\n            moved", "            moved")],
     ),
     "the floor of a log is that of its fastest reader": (
@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [("lambda before: new if before == index else before", "lambda before: new")],
     ),
     "a reader of a log does not raise its epoch": (
-        "log", CORE + "queue/readers.py",
+        "log", CORE + "queue/reader_queue.py",
         [("1 if before is None else before.epoch + 1", "1 if before is None else before.epoch")],
     ),
     "an append is not searched for before it is repeated": (

@@ -46,7 +46,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue import readers as queue_readers
+from opendata_buffer.queue import reader_queue
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
@@ -85,7 +85,7 @@ def small_logs() -> Iterator[None]:
         mock.patch.object(Log, "most_moved", 20),
         mock.patch.object(queue_log, "FAN", 3),
         mock.patch.object(queue_log, "REMEMBERED", 6),
-        mock.patch.object(queue_readers, "REMEMBERED", 6),
+        mock.patch.object(reader_queue, "REMEMBERED", 6),
         mock.patch.object(opendata_buffer.gc, "REMEMBERED", 6),
         # A killed process's generator would take its lock when it is collected as garbage.
         mock.patch.object(topic_consumer, "MAX_PREFETCH", 1),

@@ -29,7 +29,8 @@ from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError, 
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.log import Log, LogIndex, index_key
 from opendata_buffer.queue.ownership import check_owner, claim_for_writing, owner_key
-from opendata_buffer.queue.readers import enable_readers, readers_folder, reset_reader
+from opendata_buffer.queue.reader_admin import enable_readers, reset_reader
+from opendata_buffer.queue.reader_positions import readers_folder
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.deployment import GRACE_S, ONE, TROUBLE, URL, Deployment, Node

@@ -47,7 +47,7 @@ from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import quarantine
-from opendata_buffer.queue.readers import reset_reader
+from opendata_buffer.queue.reader_admin import reset_reader
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.topic.consumer import TopicConsumer

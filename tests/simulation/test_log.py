@@ -16,11 +16,12 @@ from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PoisonBatch, 
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue import readers
+from opendata_buffer.queue import reader_queue
 from opendata_buffer.queue.log import Log, LogIndex, Part, page_from_json
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import ReaderPosition, enable_readers, reset_reader
+from opendata_buffer.queue.reader_admin import enable_readers, reset_reader
+from opendata_buffer.queue.reader_positions import ReaderPosition
 from tests.simulation.actors import (
     GoProducer,
     PlainProducer,
@@ -49,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "most_moved", 20)
     monkeypatch.setattr(queue_log, "FAN", 3)
     monkeypatch.setattr(opendata_buffer.gc, "_PAGE", 5)
-    for module in (queue_log, readers, opendata_buffer.gc):
+    for module in (queue_log, reader_queue, opendata_buffer.gc):
         monkeypatch.setattr(module, "REMEMBERED", 30)
 
 

@@ -10,7 +10,7 @@ import pytest
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.log import Log
-from opendata_buffer.queue.readers import position_object
+from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from tests.spark.queues import Query, manifest, numbered, produce

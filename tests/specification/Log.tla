@@ -187,14 +187,14 @@ EndMove(m) ==
 Log_3 == <<manifest, objects, deleted, producer, mover, collector, resetter, counts>>
 
 \* A run sees the manifest and then the index before it takes its position.
-\* core/opendata_buffer/queue/readers.py: ReaderQueue.claim_epoch
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.claim_epoch
 LookBeforeTake(r) ==
     /\ run[r].at = "off"
     /\ \E n \in Readers :
          run' = [run EXCEPT ![r] = [NoRun EXCEPT !.at = "looks", !.name = n, !.seen = manifest.now]]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
-\* core/opendata_buffer/queue/readers.py: ReaderQueue.claim_epoch
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.claim_epoch
 ReadIndexBeforeTake(r) ==
     /\ run[r].at = "looks"
     /\ run' = [run EXCEPT ![r].at = "takes", ![r].known = index.now]
@@ -202,7 +202,7 @@ ReadIndexBeforeTake(r) ==
 
 \* A run of a reader fences the one before. A new one begins at the floor. A registered one that is
 \* below it was set back, and that was refused: all readers have read what lies before the floor.
-\* core/opendata_buffer/queue/readers.py: ReaderQueue._take
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue._take
 TakePosition(r) ==
     LET n == run[r].name
         known == run[r].known
@@ -223,7 +223,7 @@ TakePosition(r) ==
                    collector, resetter>>
 
 \* Behind its position: a collector that saw no such reader loses its race for the index.
-\* core/opendata_buffer/queue/readers.py: ReaderQueue._register
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue._register
 LookBeforeRegistration(r) ==
     /\ run[r].at = "took"
     /\ run' = [run EXCEPT
@@ -246,7 +246,7 @@ Register(r) ==
 
 \* The manifest before the index: what left it in between is in the index. One that is known
 \* already is good enough if it reaches to where the manifest begins.
-\* core/opendata_buffer/queue/readers.py: ReaderQueue.read
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.read
 ReadFirst(r) ==
     LET known == run[r].known
         reaches == Faulty("the index is read before the manifest")
@@ -255,7 +255,7 @@ ReadFirst(r) ==
     /\ run' = [run EXCEPT ![r].seen = manifest.now, ![r].known = IF reaches THEN known ELSE None]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
-\* core/opendata_buffer/queue/readers.py: ReaderQueue.read
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.read
 ReadIndex(r) ==
     /\ run[r].at = "reads"
     /\ run' = [run EXCEPT ![r].known = index.now]
@@ -290,7 +290,7 @@ HandOut(r) ==
     /\ UNCHANGED <<index, position, acked, unsure, Log_3>>
 
 \* A consumer may acknowledge less than it was handed out.
-\* core/opendata_buffer/queue/readers.py: ReaderQueue.dequeue
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.dequeue
 Acknowledge(r) ==
     LET n == run[r].name
         now == position[n].now IN
@@ -310,7 +310,7 @@ Log_4 == <<manifest, objects, deleted, producer, mover, run, collector, told>>
 
 \* The position first; the reader that runs is fenced. Until the index is written nobody is told
 \* where the reader is.
-\* core/opendata_buffer/queue/readers.py: reset_reader
+\* core/opendata_buffer/queue/reader_admin.py: reset_reader
 SetBack ==
     /\ resetter.at = "off" /\ counts.resets < Resets
     /\ \E n \in Readers : \E to \in 0..End(manifest.now) :
@@ -326,7 +326,7 @@ SetBack ==
     /\ counts' = [counts EXCEPT !.resets = @ + 1]
     /\ UNCHANGED <<index, Log_4>>
 
-\* core/opendata_buffer/queue/readers.py: ReaderQueue.reset
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.reset
 LookBeforeConfirm ==
     /\ resetter.at = "look"
     /\ resetter' = IF index.now.floor > resetter.to
@@ -335,7 +335,7 @@ LookBeforeConfirm ==
     /\ UNCHANGED <<index, position, acked, unsure, counts, Log_4>>
 
 \* The command ends in between, and nobody was told.
-\* core/opendata_buffer/queue/readers.py: reset_reader
+\* core/opendata_buffer/queue/reader_admin.py: reset_reader
 EndReset ==
     /\ resetter.at # "off"
     /\ resetter' = NoReset
@@ -366,7 +366,7 @@ LookBeforeCollection ==
     /\ UNCHANGED <<index, objects, deleted, Log_5>>
 
 \* After the index, one by one.
-\* core/opendata_buffer/queue/readers.py: read_positions
+\* core/opendata_buffer/queue/reader_positions.py: read_positions
 ReadPosition(n) ==
     /\ collector.at = "reads" /\ collector.found[n] = -1
     /\ collector' = [collector EXCEPT !.found[n] = position[n].now.at]

@@ -13,10 +13,11 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue import readers
+from opendata_buffer.queue import reader_queue
 from opendata_buffer.queue.log import Log, LogIndex, Part, page_from_json, span_of_segment
 from opendata_buffer.queue.queue import Queue, _Append, left_to_log
-from opendata_buffer.queue.readers import ReaderPosition, ReaderQueue
+from opendata_buffer.queue.reader_positions import ReaderPosition
+from opendata_buffer.queue.reader_queue import ReaderQueue
 from tests.simulation.actors import PlainProducer, collect_garbage, run_services
 from tests.simulation.test_log import INDEX, READERS, Follower, LogWorld
 from tests.simulation.world import MANIFEST, PREFIX, Node
@@ -178,7 +179,7 @@ def small() -> Any:
         (opendata_buffer.gc, "_PAGE", lambda _: 5),
         *(
             (module, "REMEMBERED", lambda _: 3)
-            for module in (queue_log, readers, opendata_buffer.gc)
+            for module in (queue_log, reader_queue, opendata_buffer.gc)
         ),
     ):
         yield

@@ -7,7 +7,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import claim_for_writing
-from opendata_buffer.queue.readers import enable_readers
+from opendata_buffer.queue.reader_admin import enable_readers
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

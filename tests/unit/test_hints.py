@@ -17,7 +17,7 @@ HOLE = "\0"
 COMMAND = re.compile(r"'opendata-buffer ([^']*)'")
 PLACEHOLDER = re.compile(r"\b(STORE|NAME|SEQUENCE|TIME|DURATION|N|ID)\b")
 
-FILLED_IN = {"queue/readers.py", "topic/description.py"}
+FILLED_IN = {"queue/reader_positions.py", "topic/description.py"}
 """Modules whose texts have the word STORE or NAME until the caller that knows them fills it in."""
 
 

@@ -44,7 +44,7 @@ from opendata_buffer.queue.ownership import (
     read_manifest,
     reset_command,
 )
-from opendata_buffer.queue.readers import read_positions
+from opendata_buffer.queue.reader_positions import read_positions
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store, WrongChecksum, read_bytes
 

@@ -11,14 +11,13 @@ from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.errors import CorruptData, DataLoss, Drained, InvalidInput
 from opendata_buffer.queue.log import Log, LogIndex, LogView, parts_folder
 from opendata_buffer.queue.ownership import claim_for_writing
-from opendata_buffer.queue.readers import (
+from opendata_buffer.queue.reader_admin import (
     enable_readers,
-    read_positions,
-    readers_folder,
     reset_reader,
     unknown_reader,
     unregister,
 )
+from opendata_buffer.queue.reader_positions import read_positions, readers_folder
 from opendata_buffer.runtime import in_parallel
 
 if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.

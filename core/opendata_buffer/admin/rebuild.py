@@ -23,6 +23,7 @@ from opendata_buffer.formats.manifest import (
 )
 from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.consumer_note import REPAIR, write_consumer_info
 from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
     Log,
@@ -42,13 +43,7 @@ from opendata_buffer.queue.ownership import (
     exists,
 )
 from opendata_buffer.queue.queue import no_such_queue
-from opendata_buffer.queue.readers import (
-    REPAIR,
-    ReaderPosition,
-    position_object,
-    readers_folder,
-    write_consumer_info,
-)
+from opendata_buffer.queue.reader_positions import ReaderPosition, position_object, readers_folder
 from opendata_buffer.queue.sidecar import LARGEST
 from opendata_buffer.queue.unaccounted import OtherManifests
 from opendata_buffer.stores.base import Listing, read_bytes

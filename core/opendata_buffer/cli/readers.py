@@ -34,7 +34,7 @@ from opendata_buffer.config import check_reader_name
 from opendata_buffer.errors import CorruptData, Drained, InvalidInput
 from opendata_buffer.queue.log import LogIndex
 from opendata_buffer.queue.ownership import queue_hint
-from opendata_buffer.queue.readers import unknown_reader
+from opendata_buffer.queue.reader_admin import unknown_reader
 from opendata_buffer.runtime import Runtime
 
 MEANS = (

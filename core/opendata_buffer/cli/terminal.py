@@ -22,7 +22,7 @@ from opendata_buffer.cli.text import (
     plural,
     waiting,
 )
-from opendata_buffer.queue.readers import ConsumerInfo
+from opendata_buffer.queue.consumer_note import ConsumerInfo
 
 
 def topic_table(status: TopicStatus) -> Group:

@@ -30,6 +30,7 @@ from opendata_buffer.errors import Closed, DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_READ_S
+from opendata_buffer.queue.consumer_note import amend_consumer_info, write_consumer_info
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import (
     QueueClaim,
@@ -40,7 +41,7 @@ from opendata_buffer.queue.ownership import (
     reset_command,
 )
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause, no_such_queue
-from opendata_buffer.queue.readers import ReaderQueue, amend_consumer_info, write_consumer_info
+from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

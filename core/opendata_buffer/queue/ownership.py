@@ -202,7 +202,7 @@ class QueueClaim:
         self.grace_ms = owner.grace_ms or grace_ms or DEFAULT_GRACE_PERIOD_MS
         """The grace period to go by."""
         self.is_log = owner.others.get(IS_LOG) is True
-        """Whether the queue has named readers (:mod:`opendata_buffer.queue.readers`)."""
+        """Whether the queue has named readers (:mod:`opendata_buffer.queue.reader_queue`)."""
 
     def check(self, manifest: Manifest | None) -> None:
         """Raise ``QueueReset`` for a manifest that is gone or behind the watermark (failure F4)."""

@@ -23,7 +23,7 @@ from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause, broker_pause
-from opendata_buffer.queue.readers import ReaderQueue
+from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription, is_abbreviated

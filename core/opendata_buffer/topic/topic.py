@@ -23,7 +23,8 @@ from opendata_buffer.queue.ownership import (
     queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import enable_readers, read_positions, register_readers
+from opendata_buffer.queue.reader_admin import enable_readers, register_readers
+from opendata_buffer.queue.reader_positions import read_positions
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

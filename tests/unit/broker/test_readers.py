@@ -16,7 +16,8 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import position_object, reset_reader
+from opendata_buffer.queue.reader_admin import reset_reader
+from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic

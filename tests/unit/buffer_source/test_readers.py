@@ -17,8 +17,8 @@ from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
-from opendata_buffer.queue import readers
-from opendata_buffer.queue.readers import reset_reader
+from opendata_buffer.queue import reader_queue
+from opendata_buffer.queue.reader_admin import reset_reader
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from tests.support.logs import become_log
@@ -156,7 +156,7 @@ def test_a_start_that_is_not_kept_is_refused_before_anything_is_claimed(world: L
 def test_a_replay_reads_its_own_batches_and_not_those_before_them(
     world: LogWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "REMEMBERED", 8)  # that it compares later ones with
+    monkeypatch.setattr(reader_queue, "REMEMBERED", 8)  # that it compares later ones with
     world.each(200)
     end, read = batch(world.run(reader="billing", startingOffsets="190"), None)
     assert read == list(range(190, 200))

@@ -16,7 +16,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import BatchUnreadable, ForeignLocation
 from opendata_buffer.formats.batch import Compression, batch_key, encode_batch
 from opendata_buffer.quarantine import list_quarantine, read_copy
-from opendata_buffer.queue.readers import read_consumer_info, write_consumer_info
+from opendata_buffer.queue.consumer_note import read_consumer_info, write_consumer_info
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -33,7 +33,7 @@ from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.framing import FRAMINGS
-from opendata_buffer.queue.readers import TRIM
+from opendata_buffer.queue.consumer_note import TRIM
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import Publisher

@@ -30,11 +30,11 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue import readers
+from opendata_buffer.queue import reader_queue
 from opendata_buffer.queue.log import Log, LogIndex, LogView, Part, chain_of, floor_of
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import enable_readers, reset_reader, unregister
+from opendata_buffer.queue.reader_admin import enable_readers, reset_reader, unregister
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.logs import open_view
@@ -55,7 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments are deleted that end a few entries before the floor."""
-    for module in (queue_log, readers, opendata_buffer.gc):
+    for module in (queue_log, reader_queue, opendata_buffer.gc):
         monkeypatch.setattr(module, "REMEMBERED", 4)
 
 
@@ -521,7 +521,7 @@ def test_an_index_that_breaks_the_format_is_refused(field: str, value: Any, want
 
 
 def test_a_log_takes_so_many_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MOST_READERS", 1)
+    monkeypatch.setattr(reader_queue, "MOST_READERS", 1)
     house = House()
     house.reader("one")
     with pytest.raises(InvalidInput, match="has 1 readers: delete some"):

@@ -21,7 +21,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
-from opendata_buffer.queue.readers import read_consumer_info
+from opendata_buffer.queue.consumer_note import read_consumer_info
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import MAX_PREFETCH, TopicConsumer, round_robin

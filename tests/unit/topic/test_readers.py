@@ -16,7 +16,7 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import position_object
+from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import REFRESH_S, TopicConsumer
 from opendata_buffer.topic.description import DRAIN_S

@@ -1,4 +1,4 @@
-"""The note of who reads a queue."""
+"""The note of the consumer that has a queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, Produ
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.readers import (
+from opendata_buffer.queue.consumer_note import (
     amend_consumer_info,
     process_runs,
     read_consumer_info,
@@ -110,7 +110,7 @@ def test_a_note_that_cannot_be_read_is_an_error_and_keeps_no_consumer_from_readi
     data = b'{"version": 1, "epoch": "1"}'
     store, runtime = MemoryStore(), ManualRuntime()
     store.put(KEY, data)
-    with pytest.raises(CorruptData, match="delete it, and the next consumer writes it anew"):
+    with pytest.raises(CorruptData, match="delete it, and the next consumer writes it again"):
         read_consumer_info(store, CONFIG, runtime)
     with Consumer(CONFIG, store=store, runtime=runtime) as consumer:
         assert consumer.epoch == 1
