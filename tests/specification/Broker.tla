@@ -50,34 +50,47 @@ Search(m, name, since) ==
     ELSE IF m.first > since /\ ~Faulty("what was dequeued is not missed") THEN "unknown"
     ELSE "write"
 
+(* What a client has heard of a broker: its clock, and the end of the queue.  *)
+(* Here it has just heard it; a trace (TraceBroker.tla) says when it did.     *)
+HeardOf(b) == [clock |-> now, end |-> broker[b].end]
+
 (*--------------------------------- clients ---------------------------------*)
 
 \* core/opendata_buffer/broker/committer.py: BrokeredCommitter.append
 \* core/opendata_buffer/broker/client.py: Connection.append
 Ask(c) ==
-    /\ client[c].at = "start" /\ announced # None /\ client[c].try < MaxTries
-    /\ broker[announced].up
-    /\ client' = [client EXCEPT ![c].at = "asked", ![c].try = @ + 1, ![c].broker = announced,
-                                ![c].heard = now, ![c].seen = broker[announced].end]
-    /\ broker' = [broker EXCEPT ![announced].inbox = @ \cup
-         {[client |-> c, try |-> client[c].try + 1, since |-> client[c].since, heard |-> now]}]
-    /\ UNCHANGED <<manifest, announced, told, now>>
+    \E b \in Brokers :
+      LET heard == HeardOf(b) IN
+      \* It may still be connected to one that another broker has replaced.
+      /\ client[c].at = "start" /\ client[c].try < MaxTries
+      /\ broker[b].up
+      /\ client' = [client EXCEPT ![c].at = "asked", ![c].try = @ + 1, ![c].broker = b,
+                                  ![c].heard = heard.clock, ![c].seen = heard.end]
+      /\ broker' = [broker EXCEPT ![b].inbox = @ \cup
+           {[client |-> c, try |-> client[c].try + 1, since |-> client[c].since,
+             heard |-> heard.clock]}]
+      /\ UNCHANGED <<manifest, announced, told, now>>
 
 Mine(c, request) == request.client = c /\ request.try = client[c].try
 Renewed(c, requests) ==
-    {IF Mine(c, request) THEN [request EXCEPT !.heard = now] ELSE request : request \in requests}
+    {IF Mine(c, request) THEN [request EXCEPT !.heard = HeardOf(client[c].broker).clock]
+     ELSE request : request \in requests}
 
 \* core/opendata_buffer/broker/client.py: Connection.append
 Renew(c) ==
     LET b == client[c].broker IN
     /\ client[c].at = "asked" /\ client[c].heard < now /\ broker[b].up
-    /\ client' = [client EXCEPT ![c].heard = now]
+    /\ client' = [client EXCEPT ![c].heard = HeardOf(b).clock]
     /\ broker' = [broker EXCEPT ![b].inbox = Renewed(c, @), ![b].group = Renewed(c, @)]
     /\ UNCHANGED <<manifest, announced, told, now>>
 
+(* Where an attempt may have landed: not before what the client had heard. A   *)
+(* broker that says that an append is in doubt says it more exactly.           *)
+DoubtOf(c) == client[c].seen
+
 InDoubt(c) == [client[c] EXCEPT !.at = "waits",
     !.since = IF @ = -1 \/ Faulty("the last attempt's place is searched alone")
-              THEN client[c].seen ELSE @]
+              THEN DoubtOf(c) ELSE @]
 
 \* The connection ends, or nothing is heard. The request may still be written.
 \* core/opendata_buffer/broker/client.py: Lost
@@ -178,20 +191,27 @@ Die(b) ==
     /\ broker' = [broker EXCEPT ![b] = Fresh]
     /\ UNCHANGED <<manifest, announced, client, told, now>>
 
-\* A request with an earlier attempt goes alone, the others together; late ones are refused.
+\* A request with an earlier attempt goes alone, others together. What comes meanwhile waits.
 \* core/opendata_buffer/broker/broker.py: Broker._commit
-\* core/opendata_buffer/broker/broker.py: Broker._without_late
+\* core/opendata_buffer/broker/broker.py: Broker._append
 TakeGroup(b) ==
-    /\ broker[b].up /\ broker[b].at = "idle" /\ broker[b].inbox # {}
-    /\ LET late == {request \in broker[b].inbox : IsLate(request)}
-           kept == broker[b].inbox \ late
-           again == {request \in kept : request.since # -1}
-           group == IF again # {} THEN {CHOOSE request \in again : TRUE} ELSE kept IN
-       /\ client' = Answered(late, Retry)
-       /\ broker' = [broker EXCEPT ![b].inbox = kept \ group, ![b].group = group,
-            ![b].at = IF group = {} THEN "idle" ELSE IF broker[b].known = None THEN "look"
-                      ELSE "write", ![b].lost = FALSE,
-            ![b].tried = FALSE]
+    /\ broker[b].up /\ broker[b].at = "idle"
+    /\ \E group \in SUBSET {request \in broker[b].inbox : ~IsLate(request)} :
+         /\ group # {}
+         /\ Cardinality(group) = 1 \/ \A request \in group : request.since = -1
+         /\ \A one, other \in group : one # other => one.client # other.client
+         /\ \E at \in {"look"} \cup (IF broker[b].known = None THEN {} ELSE {"write"}) :
+              broker' = [broker EXCEPT ![b].inbox = @ \ group, ![b].group = group, ![b].at = at,
+                                       ![b].lost = FALSE, ![b].tried = FALSE]
+    /\ UNCHANGED <<manifest, announced, client, told, now>>
+
+\* Late ones, when there are too many, and when it leaves. They surely are not appended.
+\* core/opendata_buffer/broker/broker.py: Broker._without_late
+\* core/opendata_buffer/broker/broker.py: Broker.submit
+RefuseRequest(b) ==
+    /\ \E request \in broker[b].inbox :
+         /\ client' = Answered({request}, Retry)
+         /\ broker' = [broker EXCEPT ![b].inbox = @ \ {request}]
     /\ UNCHANGED <<manifest, announced, told, now>>
 
 Group(b) == Series({request.client : request \in broker[b].group})
@@ -247,30 +267,58 @@ LookOfBroker(b) ==
 \* memory it is asked again after a read, when it says not to write.
 \* core/opendata_buffer/broker/broker.py: Broker._append
 \* core/opendata_buffer/broker/broker.py: Broker._guard
-WriteOfBroker(b) ==
+BeginWrite(b) ==
     LET known == broker[b].known
-        new == [known EXCEPT !.log = @ \o Group(b)]
         late == \E request \in broker[b].group : IsLate(request)
         search == Search(known, Group(b)[1], Since(b))
         doubt == broker[b].lost /\ ~Faulty("a late request is refused although in doubt") IN
     /\ broker[b].at = "write"
-    /\ IF ~late /\ search # "write" /\ known # manifest.now
-       THEN /\ broker' = [broker EXCEPT ![b].at = "look"]
-            /\ UNCHANGED <<manifest, client, told>>
-       ELSE IF late  \* in doubt: "lost", the clients search; else: refused, they ask again
-       THEN /\ client' = IF doubt THEN Answered(broker[b].group, InDoubt)
-                         ELSE Answered(broker[b].group, Retry)
-            /\ broker' = Idle(b, None) /\ UNCHANGED <<manifest, told>>
-       ELSE IF search = "found" THEN Durable(b, known) /\ UNCHANGED manifest
-       ELSE IF search = "unknown" THEN Unknown(b, known) /\ UNCHANGED manifest
-       ELSE \E answer \in Put(manifest, known, new) :
-              /\ manifest' = answer[2]
-              /\ IF answer[1] = "applied" \/ Faulty("the broker answers before the write")
-                 THEN Durable(b, IF answer[1] = "applied" THEN new ELSE None)
-                 ELSE /\ broker' = [broker EXCEPT ![b].at = "look", ![b].tried = TRUE,
-                                      ![b].lost = @ \/ answer[1] = "unknown"]
-                      /\ UNCHANGED <<client, told>>
+    /\ \/ /\ ~late /\ search # "write" /\ known # manifest.now
+          /\ broker' = [broker EXCEPT ![b].at = "look"]
+          /\ UNCHANGED <<client, told>>
+       \/ /\ late  \* in doubt: "lost", the clients search; else: the late ones are refused
+          /\ client' = IF doubt THEN Answered(broker[b].group, InDoubt) ELSE client
+          /\ broker' = IF doubt THEN Idle(b, known)
+                       ELSE [Idle(b, known) EXCEPT ![b].inbox = @ \cup broker[b].group]
+          /\ UNCHANGED told
+       \/ ~late /\ search = "found" /\ Durable(b, known)
+       \/ ~late /\ search = "unknown" /\ Unknown(b, known)
+       \/ /\ ~late /\ search = "write"
+          /\ broker' = [broker EXCEPT ![b].at = "sends"]
+          /\ UNCHANGED <<client, told>>
+    /\ UNCHANGED <<manifest, announced, now>>
+
+\* It may arrive when the requests are late.
+\* core/opendata_buffer/queue/cas.py: CasObject._write
+WriteOfBroker(b) ==
+    LET known == broker[b].known
+        new == [known EXCEPT !.log = @ \o Group(b)] IN
+    /\ broker[b].at = "sends"
+    /\ \E answer \in Put(manifest, known, new) :
+         /\ manifest' = answer[2]
+         /\ IF answer[1] = "applied" \/ Faulty("the broker answers before the write")
+            THEN Durable(b, IF answer[1] = "applied" THEN new ELSE None)
+            ELSE /\ broker' = [broker EXCEPT ![b].at = "look", ![b].tried = TRUE,
+                                 ![b].lost = @ \/ answer[1] = "unknown"]
+                 /\ UNCHANGED <<client, told>>
     /\ UNCHANGED <<announced, now>>
+
+\* An error, and nothing was written: the clients are told, and may ask again.
+\* core/opendata_buffer/broker/broker.py: Broker._fail
+FailGroup(b) ==
+    /\ ~broker[b].lost
+    /\ broker[b].at = "write" \/ (broker[b].at = "look" /\ ~broker[b].tried)
+    /\ client' = Answered(broker[b].group, Retry)
+    /\ broker' = Idle(b, None)
+    /\ UNCHANGED <<manifest, announced, told, now>>
+
+\* An error, and it is not known whether it was written. This broker writes it no more.
+\* core/opendata_buffer/broker/broker.py: Broker._fail
+LoseGroup(b) ==
+    /\ broker[b].at = "look" /\ broker[b].tried
+    /\ client' = Answered(broker[b].group, InDoubt)
+    /\ broker' = Idle(b, None)
+    /\ UNCHANGED <<manifest, announced, told, now>>
 
 \* After a write that ended without an answer the manifest is read anew.
 \* core/opendata_buffer/queue/queue.py: Queue.read
@@ -303,8 +351,9 @@ Next ==
          \/ Ask(c) \/ Renew(c) \/ Lose(c) \/ EndWait(c) \/ BeginAlone(c) \/ LookAlone(c)
          \/ WriteAlone(c) \/ GiveUp(c)
     \/ \E b \in Brokers :
-         \/ TakeOver(b) \/ StepDown(b) \/ Die(b) \/ TakeGroup(b) \/ LookOfBroker(b)
-         \/ WriteOfBroker(b) \/ ReadOfBroker(b)
+         \/ TakeOver(b) \/ StepDown(b) \/ Die(b) \/ TakeGroup(b) \/ RefuseRequest(b)
+         \/ LookOfBroker(b) \/ BeginWrite(b) \/ WriteOfBroker(b) \/ FailGroup(b)
+         \/ LoseGroup(b) \/ ReadOfBroker(b)
     \/ Dequeue \/ WriteArrives \/ Tick
 
 Spec == Init /\ [][Next]_vars

@@ -76,18 +76,23 @@ class Note:
         kind: ``get``, ``put``, ``delete``, ``list``, ``effect`` and ``answer`` of a conditional
             write, ``late`` for one that was given up before it arrived, or something that
             :meth:`Recorder.note` was told.
-        at_ms: Virtual time since the beginning, milliseconds.
+        at_s: Virtual time since the beginning, seconds.
         what: A key, or what :meth:`Recorder.note` was given.
     """
 
     kind: str
     process: str
     task: str
-    at_ms: int
+    at_s: float
     what: Any
     version: str | None = None
     data: bytes = b""
     call: Call | None = None
+
+    @property
+    def at_ms(self) -> int:
+        """Its time in whole milliseconds, as the code's wall clocks have it."""
+        return int(self.at_s * 1000)
 
 
 class Recorder:
@@ -114,9 +119,8 @@ class Recorder:
     def note(self, kind: str, what: Any = None, *, process: str | None = None, **rest: Any) -> None:
         """Note one thing."""
         if self.recording:
-            at_ms = int(self.simulation.now * 1000)
-            task = self.simulation.current.name
-            self.notes.append(Note(kind, process or self.process, task, at_ms, what, **rest))
+            now, task = self.simulation.now, self.simulation.current.name
+            self.notes.append(Note(kind, process or self.process, task, now, what, **rest))
 
     def watch(self, store: HarshStore, process: str) -> None:
         """Watch a process: the requests that it sends, and what they do to the objects."""
@@ -240,6 +244,12 @@ class Timeline:
             {**event, "ms": self.notes[at].at_ms if at >= 0 else 0}
             for at in sorted(self._events)
             for _, event in self._events[at]
+        ]
+
+    def times_us(self) -> list[int]:
+        """The time of each event, microseconds."""
+        return [
+            int(self.notes[at].at_s * 1e6) for at in sorted(self._events) for _ in self._events[at]
         ]
 
 
