@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.reading import floor_row, limit_row, rows
 from benchmarks.table import Row
+from opendata_buffer import Consumer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore

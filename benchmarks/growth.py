@@ -32,7 +32,7 @@ from buffer_sink.options import SinkOptions
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
 from buffer_source.stream_reader import MicroBatchStream
-from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig, TopicConsumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import collect
 from opendata_buffer.config import QueueConfig
@@ -49,7 +49,6 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.faults import FaultyStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.topic import Topic
 
 LINE = 1.5

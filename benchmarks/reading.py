@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
+from opendata_buffer import Consumer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.stores.local import LocalStore
 

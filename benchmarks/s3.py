@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
+from opendata_buffer import Consumer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.stores.s3 import S3Store
 from tools.servers import VERSITYGW

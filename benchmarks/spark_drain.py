@@ -19,8 +19,8 @@ from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
 from buffer_source.options import SourceOptions
 from buffer_source.stream_reader import BufferStreamReader
+from opendata_buffer import Consumer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

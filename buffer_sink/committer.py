@@ -36,7 +36,7 @@ from opendata_buffer.queue.ownership import (
     claim_for_writing,
     queue_hint,
 )
-from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
+from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.runtime import Moment, Runtime, in_parallel
 from opendata_buffer.stores.base import List, Store
 from opendata_buffer.topic.description import TopicDescription
@@ -244,7 +244,8 @@ class UploadAges:
 class UploadCommitter:
     """Makes the uploads of a write visible; the common part of a commit to a queue and to a topic.
 
-    ``open_pause`` has a queue's broker pause while this process appends.
+    ``open_pause`` makes a queue's broker pause while this process appends; None: no broker is
+    asked.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class UploadCommitter:
         store: Store,
         options: SinkOptions,
         runtime: Runtime,
-        open_pause: OpenPause = broker_pause,
+        open_pause: OpenPause | None = None,
     ) -> None:
         self._store = store
         self._config = options.queue

@@ -42,6 +42,7 @@ from buffer_sink.rows import (
     coalesced,
 )
 from opendata_buffer import metrics
+from opendata_buffer.assembly import open_pause
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_pieces
@@ -645,7 +646,7 @@ def _committer(options: SinkOptions, is_of_topic: bool) -> QueueCommitter | Topi
     committer = _committers.pop((options, is_of_topic), None)
     if committer is None:
         kind = TopicCommitter if is_of_topic else QueueCommitter
-        committer = kind(_store_of(options), options, _RUNTIME)
+        committer = kind(_store_of(options), options, _RUNTIME, open_pause)
     _committers[options, is_of_topic] = committer
     while len(_committers) > _MOST_COMMITTERS:
         _committers.pop(next(iter(_committers))).disconnect()

@@ -25,6 +25,7 @@ from buffer_source.partitions import (
 )
 from buffer_source.planner import BatchSizes, PartitionBatch
 from opendata_buffer import errors
+from opendata_buffer.assembly import open_pause
 from opendata_buffer.consumer.consumer import Consumer, open_queue
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.consumer.position import Position
@@ -237,6 +238,7 @@ class QueueCursor:
             self._runtime,
             self._claim,
             program=PROGRAM,
+            open_pause=open_pause,
             resettable=False,  # A query takes its position from the checkpoint.
         )
         try:

@@ -27,8 +27,11 @@ from opendata_buffer import errors
 from opendata_buffer.errors import *  # noqa: F403  (its __all__, here and below)
 
 if TYPE_CHECKING:
-    from opendata_buffer.broker.committer import BrokerPause as BrokerPause
-    from opendata_buffer.broker.committer import open_brokered_committer as open_brokered_committer
+    from opendata_buffer.assembly.consumer import Consumer as Consumer
+    from opendata_buffer.assembly.producer import Producer as Producer
+    from opendata_buffer.assembly.topic import Publisher as Publisher
+    from opendata_buffer.assembly.topic import TopicConsumer as TopicConsumer
+    from opendata_buffer.assembly.topic import TopicProducer as TopicProducer
     from opendata_buffer.broker.worker import ClaimedBatch as ClaimedBatch
     from opendata_buffer.broker.worker import Worker as Worker
     from opendata_buffer.config import ConsumerConfig as ConsumerConfig
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.batches import ArrowBatch as ArrowBatch
     from opendata_buffer.consumer.batches import ConsumedBatch as ConsumedBatch
     from opendata_buffer.consumer.batches import Record as Record
-    from opendata_buffer.consumer.consumer import Consumer as Consumer
     from opendata_buffer.consumer.fetch import ContiguousRun as ContiguousRun
     from opendata_buffer.consumer.fetch import FetchHandle as FetchHandle
     from opendata_buffer.consumer.fetch import fetch_many as fetch_many
@@ -56,18 +58,17 @@ if TYPE_CHECKING:
     from opendata_buffer.producer.handles import Durable as Durable
     from opendata_buffer.producer.handles import TopicHandle as TopicHandle
     from opendata_buffer.producer.handles import WriteHandle as WriteHandle
-    from opendata_buffer.producer.producer import Producer as Producer
     from opendata_buffer.stores.open import open_store as open_store
-    from opendata_buffer.topic.consumer import TopicConsumer as TopicConsumer
     from opendata_buffer.topic.description import Partition as Partition
     from opendata_buffer.topic.description import TopicDescription as TopicDescription
-    from opendata_buffer.topic.producer import TopicProducer as TopicProducer
     from opendata_buffer.topic.publisher import AckIntents as AckIntents
-    from opendata_buffer.topic.publisher import Publisher as Publisher
     from opendata_buffer.topic.topic import Topic as Topic
     from opendata_buffer.values import ValueOptions as ValueOptions
 
 _NAMES = {
+    "assembly.consumer": ["Consumer"],
+    "assembly.producer": ["Producer"],
+    "assembly.topic": ["Publisher", "TopicConsumer", "TopicProducer"],
     "broker.worker": ["ClaimedBatch", "Worker"],
     "config": [
         "ConsumerConfig",
@@ -77,7 +78,6 @@ _NAMES = {
         "StoreOptions",
         "WorkerConfig",
     ],
-    "consumer.consumer": ["Consumer"],
     "consumer.batches": ["ArrowBatch", "ConsumedBatch", "Record"],
     "consumer.fetch": ["ContiguousRun", "FetchHandle", "fetch_many"],
     "consumer.isolation": ["TransactionFilter"],
@@ -86,22 +86,15 @@ _NAMES = {
     "formats.manifest": ["BatchDescriptor", "Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
     "producer.handles": ["Durable", "TopicHandle", "WriteHandle"],
-    "producer.producer": ["Producer"],
     "stores.open": ["open_store"],
-    "topic.consumer": ["TopicConsumer"],
     "topic.description": ["Partition", "TopicDescription"],
-    "topic.producer": ["TopicProducer"],
-    "topic.publisher": ["AckIntents", "Publisher"],
+    "topic.publisher": ["AckIntents"],
     "topic.topic": ["Topic"],
     "values": ["ValueOptions"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*errors.__all__, *_MODULES])
-
-# Not listed: what the package ``broker``, which imports producers, consumers and queues, has for
-# them when they need a broker.
-_MODULES |= dict.fromkeys(("BrokerPause", "open_brokered_committer"), "broker.committer")
 
 
 def __getattr__(name: str) -> Any:

@@ -110,7 +110,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer import producer
-from opendata_buffer.producer.producer import Producer
+from opendata_buffer import Producer
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -12,10 +12,9 @@ from typing import TypeVar
 
 from buffer_sink.committer import Group, QueueCommitter, UploadedBatch, claim
 from buffer_sink.options import SinkOptions
-from opendata_buffer import outcomes
+from opendata_buffer import Consumer, Producer, outcomes
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.batches import ConsumedBatch
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
@@ -33,7 +32,6 @@ from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch, 
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.batching import WriteHandle
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Blob

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from opendata_buffer import Consumer
 from opendata_buffer.admin.fsck import check_queue, plan_repair, repair
 from opendata_buffer.admin.readers import enable_log, view_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import Start, plan_trim, skip_batch, trim_queue
 from opendata_buffer.config import ConsumerConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError, StorageError
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.log import Log, LogIndex, index_key

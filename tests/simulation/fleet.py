@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from opendata_buffer import outcomes
+from opendata_buffer import Producer, outcomes
 from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
@@ -34,7 +34,6 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import FOOTER_SIZE, BatchDescriptor, Manifest, decode_entry
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore

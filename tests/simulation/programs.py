@@ -17,12 +17,11 @@ from buffer_sink.options import SinkOptions
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
 from buffer_source.stream_reader import MicroBatchStream
-from opendata_buffer import outcomes
+from opendata_buffer import Consumer, Producer, Publisher, TopicConsumer, TopicProducer, outcomes
 from opendata_buffer.admin.readers import view_of
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.worker import Worker
 from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import (
     ClaimLost,
@@ -45,15 +44,11 @@ from opendata_buffer.formats.batch import (
 )
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.reader_admin import reset_reader
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Blob
-from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.partitioner import modulo
-from opendata_buffer.topic.producer import TopicProducer
-from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.deployment import GRACE_S, ONE, REPLACED, TROUBLE, URL, Deployment, Node
 from tests.simulation.oracle import record_of

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from buffer_sink.committer import Group, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
+from opendata_buffer import Publisher
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import abort, list_open
 from opendata_buffer.config import ProducerConfig, QueueConfig, StoreOptions
@@ -46,7 +47,7 @@ from opendata_buffer.messages import parse_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.publisher import AckIntents, Publisher
+from opendata_buffer.topic.publisher import AckIntents
 from opendata_buffer.topic.topic import Topic
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import Dice, SimRuntime, Simulation

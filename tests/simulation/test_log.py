@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import opendata_buffer.gc
+from opendata_buffer import Consumer
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PoisonBatch, QueueReset
 from opendata_buffer.formats.batch import parse_location

@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import Consumer, Producer, Publisher, TopicConsumer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig, StoreOptions
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Closed, DataLoss, Fenced, ObjectNotFound, Superseded
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import consumer as topic_consumer
-from opendata_buffer.topic.consumer import TopicConsumer
-from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.publishing import (
     CONFIG,

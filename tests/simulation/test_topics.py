@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import TopicConsumer, TopicProducer
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -22,9 +23,8 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.errors import DataLoss, Drained, Fenced, FlushFailed
-from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.partitioner import modulo
-from opendata_buffer.topic.producer import TopicHandle, TopicProducer
+from opendata_buffer.topic.producer import TopicHandle
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.publishing import TROUBLE, URL, PublishingWorld, faults
 from tests.simulation.scenario import run

@@ -18,6 +18,7 @@ import pytest
 
 from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
 from buffer_sink.options import SinkOptions
+from opendata_buffer import Consumer, Producer
 from opendata_buffer.broker.committer import BrokerPause, open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.config import (
@@ -26,12 +27,10 @@ from opendata_buffer.config import (
     ProducerConfig,
     QueueConfig,
 )
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.group_commit import ALONE_S, BESIDE_S, Committer, shared_committer
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore

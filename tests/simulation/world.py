@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from opendata_buffer import Producer
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -15,7 +16,6 @@ from opendata_buffer.config import (
 )
 from opendata_buffer.errors import Conflict, TransientStorageError
 from opendata_buffer.formats.batch import Compression, parse_location
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.faults import HarshPlan, HarshStore

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from opendata_buffer import Producer
 from opendata_buffer.config import (
     DEFAULT_DATA_PATH_PREFIX,
     ProducerConfig,
@@ -27,7 +28,6 @@ from opendata_buffer.formats.batch import (
     parse_location,
 )
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

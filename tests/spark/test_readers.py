@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from opendata_buffer import Producer
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.runtime import SystemRuntime

@@ -15,9 +15,9 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 
+from opendata_buffer import Producer
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.batch import Compression
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.queue.ownership import change_grace_period
 from opendata_buffer.runtime import SystemRuntime

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from opendata_buffer import Producer
 from opendata_buffer.config import ProducerConfig, StoreOptions
-from opendata_buffer.producer.producer import Producer
 from tests.spark.chaos.processes import wait_for
 from tests.spark.queues import FORMAT, Pipe, Query, Sink, filtered, manifest, records, written
 from tests.support.killed import seeded

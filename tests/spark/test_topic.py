@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from opendata_buffer import Publisher, TopicProducer
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.batch import decode_batch
@@ -15,8 +16,6 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.partitioner import modulo
-from opendata_buffer.topic.producer import TopicProducer
-from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions import CommitRecord
 from tests.spark.queues import FORMAT, Pipe, Query, append, manifest

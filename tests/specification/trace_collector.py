@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import opendata_buffer.gc
+from opendata_buffer import Consumer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CommitStateUnknown, Fenced, FlushFailed, PoisonBatch
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import opendata_buffer.gc
+from opendata_buffer import Consumer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue import log as queue_log

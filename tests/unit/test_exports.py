@@ -36,8 +36,26 @@ def test_all_is_exactly_what_is_documented() -> None:
 @pytest.mark.parametrize("name", opendata_buffer.__all__)
 def test_a_public_name_is_the_object_of_its_module_and_has_a_docstring(name: str) -> None:
     value = getattr(opendata_buffer, name)
-    assert value is getattr(importlib.import_module(DOCUMENTED[name]), name)
+    documented = getattr(importlib.import_module(DOCUMENTED[name]), name)
+    if value.__module__.startswith("opendata_buffer.assembly."):
+        assert value.__bases__ == (documented,)
+    else:
+        assert value is documented
     assert inspect.getdoc(value)
+
+
+@pytest.mark.parametrize(
+    "name", ["Consumer", "Producer", "Publisher", "TopicConsumer", "TopicProducer"]
+)
+def test_a_class_with_a_broker_differs_from_the_one_below_in_its_default_only(name: str) -> None:
+    value = getattr(opendata_buffer, name)
+    (below,) = value.__bases__
+    assert (value.__name__, value.__doc__) == (name, below.__doc__)
+    assert inspect.signature(value) == inspect.signature(below)
+    defaults = {"_default_committer", "_default_pause"}
+    assert len(defaults & vars(value).keys()) == 1
+    added = {each for each in vars(value) if not each.startswith("__")} - defaults
+    assert added <= {"_abc_impl"}
 
 
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
+import opendata_buffer
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "opendata_buffer"
 SOURCE, SINK = ROOT / "buffer_source", ROOT / "buffer_sink"
 LIBRARY = "opendata_buffer"
 
-# A module may import its own room and the rooms of earlier lines; two rooms of one line do not
-# know each other. A room is a package of core or one of the modules that lie beside them.
+# A module may import its own package and the packages of earlier lines. Two packages of one line do
+# not import each other. A module directly in core counts as a package, and so does the root, which
+# is the last line: it lists the public names, and nothing of the library imports it.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"arguments"}),
@@ -32,9 +35,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"producer"}),
     frozenset({"broker"}),
     frozenset({"topic"}),
-    frozenset({"admin", "testing"}),
+    frozenset({"assembly", "admin", "testing"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
+    frozenset({LIBRARY}),
 )
 
 
@@ -84,35 +88,54 @@ def text_of(module: str) -> str:
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """Not at import: every process that collects tests would read all modules.
+    """Return what each module imports, the root included.
 
-    Without the root, which is an index of names: importing it imports the errors only.
+    This is not done at import: every process that collects tests would read all modules.
     """
-    return {name: imports_of(text_of(name), MODULES) - {name, LIBRARY} for name in MODULES}
+    return {name: imports_of(text_of(name), MODULES) - {name} for name in MODULES}
 
 
 def layer_of(module: str) -> tuple[str, int]:
-    """``opendata_buffer.stores.local`` lies in the room ``stores``; with the level of that."""
-    room = module.split(".")[1]
-    levels = [level for level, rooms in enumerate(LAYERS) if room in rooms]
-    assert levels, f"{room} has no layer: add it to LAYERS"
-    return room, levels[0]
+    """Return the package that a module belongs to, and the number of its line in ``LAYERS``."""
+    package = module.removeprefix(f"{LIBRARY}.").split(".")[0]
+    levels = [level for level, packages in enumerate(LAYERS) if package in packages]
+    assert levels, f"{package} has no layer: add it to LAYERS"
+    return package, levels[0]
 
 
-@pytest.mark.parametrize("module", [name for name in CORE_MODULES if name != LIBRARY])
+@pytest.mark.parametrize("module", CORE_MODULES)
 def test_core_imports_point_downwards(module: str) -> None:
     own, level = layer_of(module)
-    others = {layer_of(each) for each in graph()[module] if each != LIBRARY and "." in each}
-    above = {room for room, other in others if room != own and other >= level}
+    others = {layer_of(imported) for imported in graph()[module]}
+    above = {package for package, other in others if package != own and other >= level}
     assert not above, f"{module} is not above {sorted(above)} and may not import from there"
 
 
-def test_only_what_asks_for_a_broker_uses_the_root() -> None:
-    """A module that lies below the broker's package gets at it by the root, at run time."""
-    users = {
-        name for name in CORE_MODULES if LIBRARY in imports_of(text_of(name), MODULES) - {name}
+def test_each_public_name_comes_from_the_module_that_the_root_imports_for_types() -> None:
+    """So the graph has every module that the root loads when a name is first used."""
+    for_types = {
+        (module, name) for module, name in names_in(text_of(LIBRARY)) if module in CORE_MODULES
     }
-    assert users == {f"{LIBRARY}.queue.queue", f"{LIBRARY}.producer.group_commit"}
+    loaded = {
+        (f"{LIBRARY}.{module}", name) for name, module in vars(opendata_buffer)["_MODULES"].items()
+    }
+    assert loaded <= for_types
+
+
+def test_only_the_assembly_joins_producers_and_consumers_to_the_broker() -> None:
+    """A module that lies below the broker could also load it by a name at run time."""
+    packages = ("broker", "assembly", "admin", "cli")
+    users = {
+        name
+        for name, imported in graph().items()
+        if any(each.startswith(f"{LIBRARY}.broker") for each in imported)
+        and not name.removeprefix(f"{LIBRARY}.").startswith(packages)
+    }
+    assert users == {LIBRARY}
+    below = tuple(f"{LIBRARY}.{package}" for package in ("queue", "consumer", "producer", "topic"))
+    for name in CORE_MODULES:
+        if name.startswith(below):
+            assert "import_module" not in text_of(name), name
 
 
 def test_what_needs_no_broker_loads_nothing_of_it() -> None:

@@ -20,6 +20,8 @@ from opendata_buffer.admin.readers import reader_of, view_of
 from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import EARLIEST, Start
+from opendata_buffer.assembly.consumer import Consumer
+from opendata_buffer.assembly.topic import TopicConsumer
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure, print_summary
 from opendata_buffer.cli.options import LONG_MS, SOON_MS, command
@@ -27,7 +29,6 @@ from opendata_buffer.cli.target import check_start, target_of
 from opendata_buffer.cli.text import confirm, format_time
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -37,7 +38,7 @@ from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.missing import look_for_missing
 from opendata_buffer.queue.queue import removed_before
 from opendata_buffer.runtime import Runtime, in_parallel
-from opendata_buffer.topic.consumer import TopicConsumer, Written
+from opendata_buffer.topic.consumer import Written
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic
 
 log = logging.getLogger(__name__)

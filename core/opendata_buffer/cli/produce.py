@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import click
 
 from opendata_buffer.admin.target import Target
+from opendata_buffer.assembly.producer import Producer
+from opendata_buffer.assembly.topic import TopicProducer
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure, print_summary
 from opendata_buffer.cli.options import LONG_MS, command
@@ -26,11 +28,9 @@ from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.framing import FRAMINGS, Splitter
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.partitioner import Partitioner
-from opendata_buffer.topic.producer import TopicProducer
 
 READ_BYTES = MIB
 MAX_METADATA_BYTES = 1024 * 1024

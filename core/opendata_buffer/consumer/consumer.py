@@ -40,7 +40,7 @@ from opendata_buffer.queue.ownership import (
     queue_hint,
     reset_command,
 )
-from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause, no_such_queue
+from opendata_buffer.queue.queue import OpenPause, Queue, no_such_queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
@@ -90,7 +90,7 @@ def open_queue(
     claim: QueueClaim | None,
     *,
     program: str,
-    open_pause: OpenPause = broker_pause,
+    open_pause: OpenPause | None = None,
     resettable: bool = True,
 ) -> Queue | ReaderQueue:
     """The queue, as its one consumer has it; or, with ``config.reader``, as that reader has it.
@@ -207,7 +207,7 @@ class Consumer(BatchLoop):
         allow_data_loss: bool = False,
         queue: Queue | ReaderQueue | None = None,
         program: str = "Python",
-        open_pause: OpenPause = broker_pause,
+        open_pause: OpenPause | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -246,7 +246,12 @@ class Consumer(BatchLoop):
                     grace_ms=config.gc.grace_period_ms,
                 )
                 queue = open_queue(
-                    opened, config, self._runtime, claim, program=program, open_pause=open_pause
+                    opened,
+                    config,
+                    self._runtime,
+                    claim,
+                    program=program,
+                    open_pause=open_pause or self._default_pause(),
                 )
             elif isinstance(queue, Queue) and queue.is_log:
                 raise needs_reader(opened, config)
@@ -312,6 +317,14 @@ class Consumer(BatchLoop):
             # A consumer that is dropped without close() must not leave its collector running
             # (failure F9).
             weakref.finalize(self, self._gc.abandon)
+
+    def _default_pause(self) -> OpenPause | None:
+        """Return what makes a broker pause if the caller names nothing.
+
+        Here: nothing, no broker is asked. The public class overrides it; see
+        :mod:`opendata_buffer.assembly`.
+        """
+        return None
 
     @property
     def epoch(self) -> int:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import opendata_buffer
 from opendata_buffer import errors
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.batch import location_tag, ulid_tag
@@ -458,7 +457,7 @@ _committers: dict[Hashable, GroupCommitter] = {}
 
 
 def shared_committer(
-    store: Store, config: QueueConfig, runtime: Runtime, *, claim: QueueClaim | None = None
+    store: Store, config: QueueConfig, runtime: Runtime, claim: QueueClaim | None = None
 ) -> GroupCommitter:
     """The process's committer for this manifest, with one more caller, which must close it; it has
     the claim, the deadlines and the limits of the first one."""
@@ -491,15 +490,3 @@ def share(
 
 OpenCommitter = Callable[[Store, ProducerConfig, Runtime, QueueClaim | None], Committer]
 """Opens the committer of a producer; the producer closes it."""
-
-
-def open_committer(
-    store: Store, config: ProducerConfig, runtime: Runtime, claim: QueueClaim | None
-) -> Committer:
-    """The committer that ``config.broker`` asks for: an :data:`OpenCommitter`.
-
-    The package ``broker`` lies above this one: the root loads it, for processes that use it.
-    """
-    if config.broker == "off":
-        return shared_committer(store, config, runtime, claim=claim)
-    return opendata_buffer.open_brokered_committer(store, config, runtime, claim)

@@ -44,7 +44,7 @@ from opendata_buffer.producer.batching import (
     encode_entries,
     encode_list,
 )
-from opendata_buffer.producer.group_commit import Committer, OpenCommitter, open_committer
+from opendata_buffer.producer.group_commit import Committer, OpenCommitter, shared_committer
 from opendata_buffer.producer.handles import WriteHandle, wakeable
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import WARN_S
@@ -133,7 +133,7 @@ class Producer(Closeable):
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        open_committer: OpenCommitter = open_committer,
+        open_committer: OpenCommitter | None = None,
         **settings: Any,
     ) -> None:
         check_interpreter()
@@ -143,7 +143,7 @@ class Producer(Closeable):
         self._closed = False
         runtime = runtime or SystemRuntime()
         store = store or open_store(config.store, config.store_options)
-        self._sender = Sender(config, store, runtime, open_committer)
+        self._sender = Sender(config, store, runtime, open_committer or self._default_committer())
         # Attributes, because every call uses them.
         self._accumulator = self._sender.accumulator
         self._batcher = self._accumulator.batcher
@@ -152,6 +152,14 @@ class Producer(Closeable):
         metrics.producer_buffered_bytes.watch(self, lambda each: each.buffered_bytes, where)
         if isinstance(runtime, SystemRuntime):
             _open_senders.add(self._sender)
+
+    def _default_committer(self) -> OpenCommitter:
+        """Return what opens the committer if the caller names none.
+
+        Here: the committer of this process, without a broker. The public class overrides it; see
+        :mod:`opendata_buffer.assembly`.
+        """
+        return shared_committer
 
     def send(self, record: bytes | bytearray | memoryview) -> WriteHandle:
         """Accept one record without metadata, at the least cost: half a microsecond.

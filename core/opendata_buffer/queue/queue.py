@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import opendata_buffer
 from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import PARTITION_NAME, QueueConfig
 from opendata_buffer.formats.manifest import (
@@ -125,14 +124,6 @@ class WritePause(Protocol):
 
 OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
 """Called at the first lost race, the sign that another process writes the manifest, too."""
-
-
-def broker_pause(store: CasStore, config: QueueConfig, runtime: Runtime) -> WritePause:
-    """The pause of the announced broker: an :data:`OpenPause`.
-
-    The package ``broker`` lies above this one, so the library's root loads it.
-    """
-    return opendata_buffer.BrokerPause(store, config, runtime)
 
 
 class Queue:

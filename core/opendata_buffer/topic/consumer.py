@@ -22,7 +22,7 @@ from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.queue.queue import OpenPause, broker_pause
+from opendata_buffer.queue.queue import OpenPause
 from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
@@ -132,7 +132,7 @@ class TopicConsumer(BatchLoop):
         allow_data_loss: bool = False,
         refresh_s: float = REFRESH_S,
         program: str = "Python",
-        open_pause: OpenPause = broker_pause,
+        open_pause: OpenPause | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class TopicConsumer(BatchLoop):
             runtime=self._runtime,
             allow_data_loss=allow_data_loss,
             program=program,
-            open_pause=open_pause,
+            open_pause=open_pause or self._default_pause(),
         )
         self._assigned = _assigned(partitions, topic.description)
         self._positions = {name: Position.of(each) for name, each in (positions or {}).items()}
@@ -175,6 +175,14 @@ class TopicConsumer(BatchLoop):
         except BaseException:
             self._close_all()
             raise
+
+    def _default_pause(self) -> OpenPause | None:
+        """Return what makes a broker pause if the caller names nothing.
+
+        Here: nothing, no broker is asked. The public class overrides it; see
+        :mod:`opendata_buffer.assembly`.
+        """
+        return None
 
     @property
     def partitions(self) -> list[str]:

@@ -19,7 +19,7 @@ from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBu
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.arrow import listed
 from opendata_buffer.producer.batching import ProduceRequest
-from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
+from opendata_buffer.producer.group_commit import OpenCommitter, shared_committer
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import NO_METADATA, Producer, check_interpreter
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parallel, locked
@@ -245,7 +245,7 @@ class TopicProducer(Closeable):
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        open_committer: OpenCommitter = open_committer,
+        open_committer: OpenCommitter | None = None,
         refresh_s: float = REFRESH_S,
         topic: Topic | None = None,
         **settings: Any,
@@ -254,7 +254,7 @@ class TopicProducer(Closeable):
         config = ProducerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime or SystemRuntime()
-        self._open_committer = open_committer
+        self._open_committer = open_committer or self._default_committer()
         topic = topic or Topic.open(config, store=store, runtime=self._runtime)
         self._store = topic.store
         self._topic = CachedTopic(topic, self._runtime, refresh_s)
@@ -263,6 +263,14 @@ class TopicProducer(Closeable):
         self._calls = int(self._runtime.random() * (1 << 20))
         self._sticky, self._sticky_until, self._sticky_left = "", 0.0, 0
         """The partition of single records without a key, until when, and bytes left to it."""
+
+    def _default_committer(self) -> OpenCommitter:
+        """Return what opens the committer if the caller names none.
+
+        Here: the committer of this process, without a broker. The public class overrides it; see
+        :mod:`opendata_buffer.assembly`.
+        """
+        return shared_committer
 
     def send(
         self,

@@ -41,7 +41,7 @@ from opendata_buffer.messages import (
     new_producer_id,
 )
 from opendata_buffer.producer.batching import ProduceRequest
-from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
+from opendata_buffer.producer.group_commit import OpenCommitter, shared_committer
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer, check_interpreter
 from opendata_buffer.queue.ownership import claim_for_writing, queue_hint
@@ -260,7 +260,7 @@ class Publisher(Closeable):
         config: ProducerConfig | None = None,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        open_committer: OpenCommitter = open_committer,
+        open_committer: OpenCommitter | None = None,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
         **settings: Any,
     ) -> None:
@@ -304,9 +304,17 @@ class Publisher(Closeable):
             self._config,
             store=self._store,
             runtime=self._runtime,
-            open_committer=open_committer,
+            open_committer=open_committer or self._default_committer(),
             topic=opened,
         )
+
+    def _default_committer(self) -> OpenCommitter:
+        """Return what opens the committer if the caller names none.
+
+        Here: the committer of this process, without a broker. The public class overrides it; see
+        :mod:`opendata_buffer.assembly`.
+        """
+        return shared_committer
 
     @property
     def positions(self) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from opendata_buffer import Consumer, Producer
 from opendata_buffer.admin.fsck import (
     NOT_REPAIRED,
     REPAIRED_BY,
@@ -23,13 +24,11 @@ from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, rebuild
 from opendata_buffer.admin.target import Target
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS as GRACE_MS
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Conflict, InvalidInput, PermanentStorageError
 from opendata_buffer.formats.batch import Compression, Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import FIXED_SIZE, FOOTER_SIZE, Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import Watermark
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, Listing, ObjectInfo

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from opendata_buffer import Consumer
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import (
@@ -17,7 +18,6 @@ from opendata_buffer.admin.trim import (
     trim_queue,
 )
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Fenced,

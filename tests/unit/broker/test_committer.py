@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from opendata_buffer.assembly import open_committer
 from opendata_buffer.broker.client import (
     ChannelClosed,
     Connection,
@@ -24,7 +25,7 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.producer.group_commit import Committer, GroupCommitter, open_committer
+from opendata_buffer.producer.group_commit import Committer, GroupCommitter
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore

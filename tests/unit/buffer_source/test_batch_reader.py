@@ -11,13 +11,12 @@ from buffer_source.batch_reader import BufferBatchReader, select
 from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import default_schema
+from opendata_buffer import Consumer, Producer
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic

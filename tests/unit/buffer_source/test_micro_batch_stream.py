@@ -12,8 +12,7 @@ import pytest
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import ONLY, PartitionOffset, SourceOffset
 from buffer_source.stream_reader import POLL_INTERVAL_S, MicroBatchStream
-from opendata_buffer import metrics
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer import Consumer, metrics
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, encode_batch
 from opendata_buffer.formats.manifest import Manifest

@@ -25,11 +25,11 @@ from buffer_source.stream_reader import (
     Tracking,
     know_engine,
 )
+from opendata_buffer import Producer
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Fenced, InvalidInput
 from opendata_buffer.formats import keep_freed_memory
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.producer.producer import Producer
 from tests.unit.cli.shell import ok
 
 

@@ -13,12 +13,11 @@ from typing import Any
 import click
 from click.testing import CliRunner, Result
 
-from opendata_buffer import outcomes
+from opendata_buffer import Producer, outcomes
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Get, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore

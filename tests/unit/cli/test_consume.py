@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from opendata_buffer import Consumer, Publisher
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli.consume import (
@@ -28,7 +29,6 @@ from opendata_buffer.cli.consume import (
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
@@ -36,7 +36,6 @@ from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.queue.consumer_note import TRIM
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
     Ticks,

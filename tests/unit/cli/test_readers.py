@@ -10,15 +10,14 @@ from dataclasses import replace
 import pytest
 from click.testing import Result
 
+from opendata_buffer import Consumer, TopicProducer
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import BatchMissing, Fenced
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.reader_positions import ReaderPosition
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
     bytes_of,

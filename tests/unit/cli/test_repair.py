@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from opendata_buffer import Consumer
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import opendata_buffer
+from opendata_buffer import Producer
 from opendata_buffer.config import ProducerConfig, StoreOptions
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.topic.topic import Topic
 from tests.support.s3_server import S3Server

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import metrics
+from opendata_buffer import Consumer, metrics
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import (
     BatchMissing,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer import Consumer
 from opendata_buffer.consumer.position import Position, QueueProgress
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.batch import batch_key

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from buffer_source.partitions import SourceOffset
-from opendata_buffer import metrics, outcomes
+from opendata_buffer import Consumer, metrics, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer import isolation as module
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch

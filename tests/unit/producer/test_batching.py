@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import Producer
 from opendata_buffer.errors import Closed, InvalidInput
 from opendata_buffer.formats.batch import Compression, Transaction, decode_batch, encode_block
 from opendata_buffer.formats.manifest import Metadata
@@ -28,7 +29,6 @@ from opendata_buffer.producer.batching import (
     encode_entries,
     encode_list,
 )
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

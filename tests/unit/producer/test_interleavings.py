@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import Producer
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.batch import Compression, decode_batch
@@ -31,7 +32,6 @@ from opendata_buffer.producer.batching import (
     ProduceRequest,
 )
 from opendata_buffer.producer.handles import Completion, Durable, TopicHandle, WriteHandle
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Condition, SystemRuntime
 
 frontrun = pytest.importorskip(

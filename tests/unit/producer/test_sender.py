@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import Producer
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -26,7 +27,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import Transaction, decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.batching import Batch, Completion, ProduceRequest, Stage, WriteHandle
-from opendata_buffer.producer.producer import Producer, Uploader
+from opendata_buffer.producer.producer import Uploader
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, PutOutcome, Store
 from opendata_buffer.stores.local import LocalStore

@@ -9,11 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from opendata_buffer import outcomes
+from opendata_buffer import Consumer, Producer, outcomes
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CorruptData, PermanentStorageError
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.consumer_note import (
     amend_consumer_info,
     process_runs,

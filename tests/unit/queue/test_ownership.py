@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import Consumer, Producer
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
     ProducerConfig,
     QueueConfig,
 )
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     CorruptData,
     CorruptManifest,
@@ -30,7 +30,6 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import (
     NOTE_INTERVAL_S,
     TOPIC_KEY,

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import DataLoss, Fenced, outcomes
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer import Consumer, DataLoss, Fenced, outcomes
 from opendata_buffer.queue.queue import Queue
 from tests.unit.queue.test_log import DAY_S, KEY, House, read, small
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import Consumer, Producer, metrics
 from opendata_buffer import gc as module
-from opendata_buffer import metrics
 from opendata_buffer.admin.fsck import check_queue, plan_repair, repair
 from opendata_buffer.admin.rebuild import rebuild
 from opendata_buffer.admin.status import read_status
@@ -20,12 +20,10 @@ from opendata_buffer.config import (
     QueueConfig,
     WorkerConfig,
 )
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, PrefixConflict
 from opendata_buffer.formats.batch import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
 from opendata_buffer.queue.queue import require_queue
 from opendata_buffer.queue.unaccounted import OtherManifests, well_known

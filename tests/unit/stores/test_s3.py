@@ -11,7 +11,7 @@ import pytest
 import urllib3.exceptions
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
-from opendata_buffer import outcomes
+from opendata_buffer import Consumer, Producer, outcomes
 from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
 from opendata_buffer.admin.target import Target
 from opendata_buffer.config import (
@@ -20,7 +20,6 @@ from opendata_buffer.config import (
     ProducerConfig,
     StoreOptions,
 )
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     BatchUnreadable,
     PermanentStorageError,
@@ -29,7 +28,6 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, read_bytes

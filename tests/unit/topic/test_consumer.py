@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer import TopicConsumer
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -24,7 +24,7 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, 
 from opendata_buffer.queue.consumer_note import read_consumer_info
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import MAX_PREFETCH, TopicConsumer, round_robin
+from opendata_buffer.topic.consumer import MAX_PREFETCH, PartitionReader, round_robin
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import NAMES, URL, Faulty, append, consuming, manifest_of
 
@@ -415,9 +415,9 @@ def test_an_interrupt_between_two_steps_loses_no_batch(
     consumer = world.consumer()
     first = consumer.next_batch()
     world.append(0, b"2")
-    inner = getattr(Consumer, window)
+    inner = getattr(PartitionReader, window)
 
-    def interrupted(self: Consumer, *arguments: Any, **options: Any) -> None:
+    def interrupted(self: PartitionReader, *arguments: Any, **options: Any) -> None:
         inner(self, *arguments, **options)
         raise KeyboardInterrupt  # before its caller has noted what it returned
 
@@ -426,7 +426,7 @@ def test_an_interrupt_between_two_steps_loses_no_batch(
         consumer.next_batch()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Consumer, window, interrupted)
+        patched.setattr(PartitionReader, window, interrupted)
         with pytest.raises(KeyboardInterrupt):
             go_on()
     world.append(0, b"3")

@@ -11,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from opendata_buffer import TopicProducer
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput, TransientStorageError
 from opendata_buffer.producer.batching import Durable
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as partitioners
-from opendata_buffer.topic.producer import STICKY_BYTES, ProducerPool, TopicProducer
+from opendata_buffer.topic.producer import STICKY_BYTES, ProducerPool
 from tests.unit.topic.world import NAMES, WAIT_S, Faulty, producing, records, topic_in
 
 ENTRIES = [b"%d" % number for number in range(500)]

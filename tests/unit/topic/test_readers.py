@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import TopicConsumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import abort, list_open
 from opendata_buffer.config import ConsumerConfig, QueueConfig
@@ -18,7 +19,7 @@ from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import REFRESH_S, TopicConsumer
+from opendata_buffer.topic.consumer import REFRESH_S
 from opendata_buffer.topic.description import DRAIN_S
 from opendata_buffer.topic.topic import Topic
 from tests.support.logs import DAY_MS, become_log
