@@ -279,22 +279,25 @@ def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
     """
     log = Log(queue.store, queue.config, queue.runtime)
     locations: set[str] = set()
+    end = 0
     try:
         index = log.need(marked=True)
     except errors.CorruptData:
-        # The index is old, damaged or gone as well. Trust the stored segments instead.
-        end = 0
-        for _, last, key in log.stored_between(0, LARGEST):
-            stored = Manifest.parse(read_bytes(queue.store, key, MAX_SEGMENT_BYTES))
-            locations.update(stored.locations())
-            end = max(end, last)
-        return end, frozenset(locations)
-    # Also those before the floor, whose objects may still be there.
-    for _, segment in log.segments(replace(index, floor=0)):
-        if isinstance(segment, errors.CorruptData):
-            raise segment
-        locations.update(segment.locations())
-    return index.end, frozenset(locations)
+        pass  # The index is old, damaged or gone as well. Trust the stored segments instead.
+    else:
+        # Also the segments before the floor, because their batches may still be there.
+        for _, segment in log.segments(replace(index, floor=0)):
+            if isinstance(segment, errors.CorruptData):
+                raise segment
+            locations.update(segment.locations())
+        end = index.end
+    # A mover that was killed has stored a segment that no index names. The repair of the index,
+    # which follows, names it.
+    for _, last, key in log.stored_between(end, LARGEST):
+        stored = Manifest.parse(read_bytes(queue.store, key, MAX_SEGMENT_BYTES))
+        locations.update(stored.locations())
+        end = max(end, last)
+    return end, frozenset(locations)
 
 
 def rebuild_index(queue: Target) -> str | None:

@@ -952,6 +952,27 @@ def test_f45_one_repair_rebuilds_a_log_whose_manifest_and_index_are_both_lost(
     assert sorted(found, key=int) == numbers(3, 60)
 
 
+def test_f45_a_segment_that_a_killed_mover_stored_is_not_queued_a_second_time(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    ok("readers", "reset", url, "x", "--to-sequence", "3")
+    end, manifest = index_of(store).end, manifest_of(store)
+    assert end + 2 < manifest.next_sequence
+    unnamed = f"ingest/_log/{end:020d}-{end + 2:020d}-killed.segment"
+    store.put(unnamed, manifest.part(end, end + 2).raw)
+    store.delete_many([MANIFEST])
+    shown = ok("fsck", url, "--repair", "--yes").stdout
+    ok("fsck", url)
+    assert index_of(store).end == end + 2
+    stored = {each.location for each in manifest.entries(end, 2)}
+    assert not stored.intersection(manifest_of(store).locations())
+    found = run("consume", url, "--ack", "--reader", "x").stdout_bytes.splitlines()
+    ok(*command_in(shown, "readers reset"))
+    found += records("consume", url, "--ack", "--reader", "x")
+    assert sorted(found, key=int) == numbers(3, 40)
+
+
 # ---- an index that was restored from an old copy
 
 
