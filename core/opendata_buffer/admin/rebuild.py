@@ -343,8 +343,9 @@ def rebuild_index(queue: Target) -> str | None:
     new = log.with_pages(new or LogIndex(queue_id, manifest.first_sequence, 0))
     files = (each.key[len(positions) :] for each in store.list(positions).objects)
     names = (each.removesuffix(".json") for each in files if "/" not in each)
-    readers = tuple(sorted(name for name in names if _reads(log, name)))
-    new = replace(new, floor=max(floor, keep_from), readers=readers, retention_ms=KEEP_ALL_MS)
+    floor = max(floor, keep_from)
+    readers = tuple(sorted(name for name in names if _reads(log, name, floor)))
+    new = replace(new, floor=floor, readers=readers, retention_ms=KEEP_ALL_MS)
     if old is not None:
         new = replace(
             new,
@@ -376,13 +377,20 @@ def _index_in(raw: bytes | None, queue_id: str) -> LogIndex | None:
     return found if found is not None and found.queue_id == queue_id else None
 
 
-def _reads(log: Log, name: str) -> bool:
-    """Whether a position is of a reader of this queue; one that cannot be read holds the floor."""
+def _reads(log: Log, name: str, floor: int) -> bool:
+    """Whether a position is of a reader of this queue; one that cannot be read holds the floor.
+
+    A reader that needs batches before the floor has expired, or its batches are gone. If the index
+    named it, it would start at the floor without an error (failure F44). Left out, it gets
+    ``DataLoss`` when it starts.
+    """
     try:
         found = position_object(log, name).read()
     except errors.CorruptData:
         return True
-    return isinstance(found, ReaderPosition) and found.queue_id == log.queue_id
+    if not isinstance(found, ReaderPosition) or found.queue_id != log.queue_id:
+        return False
+    return found.next >= floor
 
 
 def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, RebuildPlan]:

@@ -531,7 +531,10 @@ class Consumer(BatchLoop):
         """
         with self._lock:
             self._check_open()
-            entries = self._read().entries(start=sequence, limit=1)
+            # Batches that were handed out before a gap are still to be delivered: the command in an
+            # error about the gap would pass them by.
+            continues = sequence >= self._cursors.next_hand_out
+            entries = self._read(continues=continues).entries(start=sequence, limit=1)
             moved = self._cursors.skip(sequence)
             if not entries or entries[0].sequence != sequence:
                 raise InvalidInput(f"cannot skip sequence {sequence}: it is not queued")
@@ -699,12 +702,21 @@ class Consumer(BatchLoop):
     def _peek(self, limit: int) -> list[BatchDescriptor]:
         """The next entries; moves the cursor only over a loss that was allowed."""
         if self._progress is not None:
-            while len(self.ready) < limit and self._offer(POLL_ENTRIES):
+            while len(self.ready) < limit and self._offers_more():
                 pass
             return list(islice(self.ready, limit))
         manifest = self._read()
         start = self._cursors.next_hand_out
         return self._repeats.described(manifest.entries(start, limit))
+
+    def _offers_more(self) -> bool:
+        """Poll once more; an error about what was lost waits until all before it is handed out."""
+        try:
+            return self._offer(POLL_ENTRIES)
+        except DataLoss:
+            if not self.ready:
+                raise
+            return False
 
     def _hand_out(self, found: list[BatchDescriptor]) -> None:
         if self._progress is not None:
@@ -722,15 +734,20 @@ class Consumer(BatchLoop):
         if repeats:
             metrics.repeats_dropped.add(len(repeats))
 
-    def _read(self) -> Manifest | LogView:
-        """The manifest, if it is still ours and continues where this consumer is."""
+    def _read(self, *, continues: bool = True) -> Manifest | LogView:
+        """Return the manifest, if it is still ours.
+
+        Raises ``DataLoss`` where it does not continue where this consumer is, unless ``continues``
+        is false.
+        """
         # The queue sees by itself when its manifest vanishes or goes backwards (failure F4).
         manifest = self._queue.read()
         assert manifest is not None
         self._queue.check_epoch(manifest, self._epoch)
-        self._cursors = check_data_loss(
-            self._cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=_LOST
-        )
+        if continues:
+            self._cursors = check_data_loss(
+                self._cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=_LOST
+            )
         self._next_sequence = manifest.next_sequence
         metrics.queue_length.set(self._queued(manifest), self._queue.labels)
         return manifest

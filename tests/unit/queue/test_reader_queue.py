@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import Consumer, DataLoss, Fenced, outcomes
+from opendata_buffer import (
+    BatchMissing,
+    Consumer,
+    ConsumerConfig,
+    DataLoss,
+    Fenced,
+    outcomes,
+)
+from opendata_buffer.admin.rebuild import rebuild_index
+from opendata_buffer.admin.target import Target
 from opendata_buffer.queue.queue import Queue
 from tests.unit.queue.test_log import DAY_S, KEY, House, read, small
 
@@ -217,3 +226,53 @@ def test_a_first_start_that_was_interrupted_is_not_called_expired() -> None:
     with pytest.raises(DataLoss, match="A start of reader 'new' was interrupted"):
         house.reader("new")
     assert house.reader("new", allow_data_loss=True).first_sequence == 40
+
+
+def test_f44_a_reader_that_expired_is_told_so_although_the_index_was_rebuilt_since() -> None:
+    house = House()
+    house.append(40)
+    slow, quick = house.reader("slow"), house.reader("quick")
+    read(slow, 10)
+    slow.close()
+    house.runtime.advance(8 * DAY_S)
+    read(quick)
+    house.collect()
+    assert (house.index().floor, house.index().readers) == (40, ("quick",))
+    house.store.delete_many(["ingest/_log.json"])
+    config = ConsumerConfig(store=house.config.store)
+    rebuild_index(Target(house.store, config, house.runtime))
+    floor = house.index().floor
+    assert floor > 10, "nothing was collected"
+    with pytest.raises(DataLoss) as lost:
+        house.reader("slow")
+    assert (lost.value.needed, lost.value.oldest) == (10, floor)
+
+
+def test_a_batch_is_skipped_although_later_ones_were_taken_off_the_log() -> None:
+    """The batches between the two are there: an error about the later ones would pass them by."""
+    house = House()
+    house.append(20)
+    end = house.index().end
+    assert end > 5, "nothing is in a segment"
+    house.store.put("ingest/manifest", house.manifest().drop_through(19).raw)
+    house.store.delete_many([house.locations[1]])
+    reader = house.reader("slow", isolation="read_committed")
+    assert read(reader, 1) == [0]
+    with pytest.raises(BatchMissing):
+        reader.next_batch()
+    assert reader.skip(1).sequence == 1
+    assert read(reader, end - 2) == [*range(2, end)]
+    with pytest.raises(DataLoss) as lost:
+        reader.next_batch()
+    assert (lost.value.needed, lost.value.oldest) == (end, 20)
+
+
+def test_batches_before_a_gap_are_handed_out_before_the_error_about_the_gap() -> None:
+    house = House()
+    house.append(20)
+    end = house.index().end
+    house.store.put("ingest/manifest", house.manifest().drop_through(19).raw)
+    reader = house.reader("slow", isolation="read_committed")
+    assert [each.sequence for each in reader.next_descriptors(100)] == [*range(end)]
+    with pytest.raises(DataLoss):
+        reader.next_descriptors(100)
