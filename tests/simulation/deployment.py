@@ -187,7 +187,7 @@ class Deployment(Dice):
         self.fail = self.simulation.fail
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
         self.network = SimNetwork(self.simulation)
-        self.oracle = Oracle(self.fail, self.partition_of_manifest)
+        self.oracle = Oracle(self.fail, self._now, self.partition_of_manifest)
         self.happened: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.calm = self.over = self.stopped = self.held = self.slowly = False
@@ -236,6 +236,9 @@ class Deployment(Dice):
             delete_ms=60,
             jitter=0.5,
         )
+
+    def _now(self) -> float:
+        return self.simulation.now
 
     # Where things are.
 
@@ -375,7 +378,7 @@ class Deployment(Dice):
                 return
             elif (
                 not self.calm
-                and self.chance(0.02 if self.slowly else 0.08)
+                and self.chance(0.02 if self.slowly else 0.12)
                 and self._fault(node, takeovers)
             ):
                 return
@@ -483,9 +486,9 @@ class Deployment(Dice):
         """Play the whole history. The features have added their programs by now."""
         operator = self.director.spawn(self._follow_script, "script")
         rotation = self.director.spawn(self._take_turns, "turns")
+        rotation.join()
         operator.join()
         self.script_done = True
-        rotation.join()
         self._heal()
         self._await_arrival()
         self.director.sleep(60)  # for what carries no records: markers of transactions
@@ -511,11 +514,12 @@ class Deployment(Dice):
         """Let the programs that read the same queue take it over from each other."""
         if len(self.turns) < 2:
             return
-        rounds = 0
-        while not self.script_done or rounds < len(self.turns) + 1:
+        for rounds in range(25):
+            had_a_turn = all(self.happened[reader.feature] for reader in self.programs)
+            if had_a_turn and rounds > len(self.turns):
+                return
             self.director.sleep(self.uniform(8, 15))
             self.turn += 1
-            rounds += 1
 
     def has_turn(self, role: str) -> bool:
         """Whether a program may read the queue now."""
@@ -542,7 +546,7 @@ class Deployment(Dice):
             lambda: not any(task.is_alive() for task in self.writers), "a writer never ended"
         )
         until = self.simulation.now + WAIT_S
-        while missing := self.oracle.missing():
+        while missing := self._missing():
             if self.simulation.now > until:
                 name, records = next(iter(missing.items()))
                 self.fail(
@@ -550,6 +554,11 @@ class Deployment(Dice):
                     f"{self.oracle.where(records[0])}"
                 )
             self.director.sleep(5)
+
+    def _missing(self) -> dict[str, list[bytes]]:
+        """What has to arrive still, by reader."""
+        self.oracle.left = {*self.oracle.entries} - {*self.names()}
+        return self.oracle.missing()
 
     def _collect(self) -> None:
         """Let the grace period pass, and collect whatever is not needed."""

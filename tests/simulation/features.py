@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from opendata_buffer import Consumer
-from opendata_buffer.admin.fsck import check_queue, plan_repair, repair
+from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
 from opendata_buffer.admin.readers import enable_log, view_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import Start, plan_trim, skip_batch, trim_queue
@@ -91,6 +91,7 @@ def _foreign_layout(deployment: Deployment) -> None:
 
 def _retention(deployment: Deployment) -> None:
     deployment.retention_ms = 40_000
+    deployment.oracle.keep_s = 40.0
     deployment.quiet_s = max(deployment.quiet_s, 120.0)
 
 
@@ -143,6 +144,7 @@ def _drain(deployment: Deployment) -> bool:
 
 def _change_retention(deployment: Deployment) -> bool:
     deployment.retention_ms = 20_000 + deployment.draw(60_000)
+    deployment.oracle.keep_s = min(deployment.oracle.keep_s, deployment.retention_ms / 1000)
 
     def run(node: Node) -> None:
         for name in deployment.names():
@@ -475,6 +477,7 @@ def _restore_index(deployment: Deployment) -> bool:
             continue
         with deployment.maintenance():
             backup.restore(deployment, index_key(config))
+            _refuses(deployment, name)
             _accept_loss(deployment)
             _fsck_repair(deployment, name, expects=True)
             _keep_retention(deployment)
@@ -484,7 +487,7 @@ def _restore_index(deployment: Deployment) -> bool:
 
 
 def _restore_sidecars(deployment: Deployment) -> bool:
-    """Old copies of the small objects: owner marker, positions of readers, claims, cursor."""
+    """Old copies of the small objects: owner marker, positions, claims, cursor, commit records."""
     backup = _backup(deployment, "sidecars")
     configs = [deployment.config(QueueConfig, name) for name in deployment.names()]
     if not backup.copies:
@@ -494,6 +497,11 @@ def _restore_sidecars(deployment: Deployment) -> bool:
             keys += [f"{prefix}/_claims.json", f"{prefix}/_gc.json", owner_key(prefix)]
             keys += [f"{prefix}/_consumer.json", f"{prefix}/_acknowledged.json"]
             keys += [each.key for each in deployment.memory.list(readers_folder(config)).objects]
+        keys += [
+            info.key
+            for info in deployment.memory.list("").objects
+            if info.key.endswith("/_commit.json")
+        ]
         backup.save(deployment, keys)
         return False
     with deployment.maintenance():
@@ -508,30 +516,53 @@ def _restore_sidecars(deployment: Deployment) -> bool:
 
 
 def _v1_thief(deployment: Deployment) -> bool:
-    """A v1 consumer reads a log: it takes entries away, and its collector deletes objects."""
+    """A v1 consumer reads a log: it takes entries away, and its collector deletes objects.
+
+    One reader is down for longer than the grace period, so it still needs what is deleted.
+    """
     names = deployment.names()
     partition = names[deployment.draw(len(names))]
-    with deployment.readers_held():
-        node = deployment.node("v1-thief")
-        done: list[int] = []
+    node = deployment.node("v1-thief")
+    done = {"taken": 0, "deleted": 0}
 
-        def steal() -> None:
-            client = V1Client(deployment, node, partition)
-            with suppress(*TROUBLE):
-                client.claim()
-                manifest, _ = client.read()
-                if not manifest.entry_count:
-                    return
+    def steal() -> None:
+        client = V1Client(deployment, node, partition)
+        with suppress(*TROUBLE):
+            client.claim()
+            manifest, _ = client.read()
+            if manifest.entry_count and deployment.chance(0.5):
                 most = min(manifest.entry_count, 1 + deployment.draw(3))
                 taken = client.take(manifest.first_sequence + most - 1)
                 for _, location in taken:
                     deployment.oracle.may_lose(deployment.oracle.batches.get(location, []))
-                done.append(len(taken))
-                if deployment.chance(0.5):
-                    done.append(client.collect())
+                done["taken"] += len(taken)
+            done["deleted"] += client.collect()
 
+    with deployment.without(deployment.programs[-1].program):
+        deployment.director.sleep(1.5 * GRACE_S)
         node.runtime.spawn(steal, "main").join()
-    return sum(done) > 0
+        if done["deleted"]:
+            _notices(deployment, partition)
+    deployment.happened["deleted by a v1 collector"] += done["deleted"]
+    return sum(done.values()) > 0
+
+
+def _notices(deployment: Deployment, partition: str) -> None:
+    """``fsck`` has to report each batch of a log whose object was deleted."""
+    config = deployment.config(QueueConfig, partition)
+    log = Log(deployment.memory, config, deployment.director)
+    index = log.need()
+    view = log.view(index, read_manifest(deployment, config))
+    entries = view.entries(view.first_sequence, view.next_sequence - view.first_sequence)
+    gone = sum(entry.location in deployment.oracle.deleted for entry in entries)
+
+    def check(node: Node) -> int:
+        problems = check_queue(deployment.target(node).queue(partition)).problems
+        return sum(problem.count for problem in problems if problem.kind is Kind.MISSING)
+
+    found = deployment.operate(check, crashes=False)
+    if found < gone:
+        deployment.fail(f"fsck finds {found} batches that are gone, and {gone} are")
 
 
 def _misconfigured(deployment: Deployment) -> None:
@@ -766,7 +797,9 @@ def _make_readers(
         if name == "named readers":
             count += 1  # the one has to get what the other has acknowledged
         made += [make(deployment, len(made) + number) for number in range(count)]
-    return made or [PythonReader(deployment, 0)]
+    if made:
+        return made
+    return [PythonReader(deployment, number) for number in range(1 + deployment.is_log)]
 
 
 def _make_logs(deployment: Deployment, readers: Sequence[Reader]) -> None:

@@ -22,6 +22,7 @@ its records from 0, so the order of delivery can be checked from the records alo
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -69,13 +70,18 @@ class Oracle:
 
     Args:
         fail: Called with the first broken promise; does not return.
+        now: The true time, seconds.
         partition_of: The partition of a manifest's key, or None for another object.
     """
 
     def __init__(
-        self, fail: Callable[[str], object], partition_of: Callable[[str], str | None]
+        self,
+        fail: Callable[[str], object],
+        now: Callable[[], float],
+        partition_of: Callable[[str], str | None],
     ) -> None:
         self._fail = fail
+        self._now = now
         self._partition_of = partition_of
         self.batches: dict[str, list[bytes]] = {}
         """Records of every batch object that was ever written, by its key."""
@@ -86,8 +92,13 @@ class Oracle:
         self.repeatable: set[bytes] = set()
         """Records whose writer writes them again when it gets no answer."""
         self.readers: dict[str, ReaderView] = {}
+        self.left: set[str] = set()
+        """Partitions that have left the topic. An expired reader is not told what it lost there."""
         self.repeats_allowed = False
         """A rebuilt manifest may repeat batches, and orders them by name (decision 0011)."""
+        self.keep_s = 0.0
+        """What is acknowledged is kept for so long, whether it was read or not."""
+        self._written_at: dict[str, float] = {}
         self.deleted: set[str] = set()
         self.damaged: set[str] = set()
         """Objects that a fault destroyed."""
@@ -99,9 +110,16 @@ class Oracle:
         partition = self._partition_of(key)
         if partition is not None:
             self._manifest_written(partition, data)
+        elif "/_quarantine/" in key and key.endswith(".json"):
+            # Workers get no error about a batch that cannot be read: its report names it.
+            for view in self.readers.values():
+                if not view.in_order:
+                    location = json.loads(data)["location"]
+                    self.name_records(view.name, self.batches.get(location, ()))
         elif "/_" not in f"/{key}":
             with suppress(OpenDataBufferError):
                 self.batches[key] = decode_batch(data)
+                self._written_at[key] = self._now()
                 self.deleted.discard(key)
 
     def _manifest_written(self, partition: str, data: bytes) -> None:
@@ -118,6 +136,9 @@ class Oracle:
             if "v1-thief" in process:  # nothing stops a client that knows no log
                 self.may_lose([record])
                 continue
+            age_s = self._now() - self._written_at[key]
+            if age_s < self.keep_s:
+                self._fail(f"{process} deleted {key}, {age_s:.1f} s old: the log keeps it longer")
             for reader in self.readers.values():
                 lost = reader.expired or record in reader.may_lose
                 if not self._is_settled(reader, record) and not lost:
@@ -267,10 +288,20 @@ class Oracle:
     def missing(self) -> dict[str, list[bytes]]:
         """By reader, the acknowledged records that it still has to get."""
         found = {
-            view.name: [r for r in self.acknowledged if not self._is_settled(view, r)]
+            view.name: [
+                record
+                for record in self.acknowledged
+                if not self._is_settled(view, record)
+                and not (view.expired and self._has_left(record))
+            ]
             for view in self.readers.values()
         }
         return {name: records for name, records in found.items() if records}
+
+    def _has_left(self, record: bytes) -> bool:
+        """Whether all that holds a record is in partitions that have left the topic."""
+        keys = [key for key, records in self.batches.items() if record in records]
+        return all(key.partition("/")[0] in self.left for key in keys)
 
     def where(self, record: bytes) -> str:
         """Where a record was stored and queued, for the text of a failure."""

@@ -53,7 +53,7 @@ from opendata_buffer.topic.topic import Topic
 from tests.simulation.deployment import GRACE_S, ONE, REPLACED, TROUBLE, URL, Deployment, Node
 from tests.simulation.oracle import record_of
 
-LEAST_CALLS = 6
+LEAST_CALLS = 10
 """Calls of a writer, however short the history is."""
 
 
@@ -344,6 +344,19 @@ class Reader:
         self.deployment.log(f"{self.program}: {error}")
         self.deployment.oracle.name_loss(self.view, partition, error.needed, error.oldest)
 
+    def continue_log(self, error: DataLoss) -> None:
+        """Set the reader past what is gone, exactly as the error says."""
+        deployment = self.deployment
+        partition = deployment.partition_of(error.key)
+
+        def reset(node: Node) -> None:
+            queue = deployment.target(node).queue(partition)
+            # More may be gone by now, or another instance may have moved on: then it starts again.
+            with suppress(InvalidInput, DataLoss):
+                reset_reader(view_of(queue), self.reader, error.oldest)
+
+        deployment.operate(reset, crashes=False)
+
 
 class PythonReader(Reader):
     """A Python consumer that writes records and position in one transaction of its database.
@@ -414,26 +427,13 @@ class PythonReader(Reader):
             self.name_loss(error)
             self.positions.pop(deployment.partition_of(error.key), None)
             if self.reader:
-                self._continue_log(error)
+                self.continue_log(error)
         elif self.accepts_loss:
             deployment.log(f"{self.program}: {error}")
             self.positions.clear()
         else:
             deployment.fail(f"{self.program}: {error}")
         deployment.director.sleep(1)
-
-    def _continue_log(self, error: DataLoss) -> None:
-        """Set the reader past what is gone, exactly as the error says."""
-        deployment = self.deployment
-        partition = deployment.partition_of(error.key)
-
-        def reset(node: Node) -> None:
-            queue = deployment.target(node).queue(partition)
-            # More may be gone by now, or another instance may have moved on: then it starts again.
-            with suppress(InvalidInput, DataLoss):
-                reset_reader(view_of(queue), self.reader, error.oldest)
-
-        deployment.operate(reset, crashes=False)
 
     def _read(self, node: Node, consumer: Any, seen: dict[str, str]) -> None:
         deployment = self.deployment
@@ -536,7 +536,11 @@ class WorkerReader(Reader):
     def _work(self, node: Node, partition: str, worker: Worker) -> None:
         try:
             batches = worker.claim(2, timeout=0.5)
-        except (*TROUBLE, DataLoss, QueueReset) as error:
+        except DataLoss as error:
+            self.name_loss(error)
+            self.continue_log(error)
+            return
+        except (*TROUBLE, QueueReset) as error:
             self.deployment.log(f"{node.name}: {error}")
             return
         for batch in batches:
@@ -684,7 +688,7 @@ class V1Client:
         return isinstance(outcome, outcomes.Applied)
 
     def take(self, through: int) -> list[tuple[int, str]]:
-        """Take everything up to this sequence off the queue; returns what it took."""
+        """Take everything up to this sequence off the queue; returns what it may have taken."""
         manifest, version = self.read()
         count = through + 1 - manifest.first_sequence
         if manifest.epoch != self.epoch or not 0 < count <= manifest.entry_count:
@@ -692,7 +696,7 @@ class V1Client:
         entries = manifest.entries(limit=count)
         after = manifest.drop_through(through)
         outcome = self.node.store.put_if(self.config.manifest_path, after.raw, version)
-        if not isinstance(outcome, outcomes.Applied):
+        if not isinstance(outcome, outcomes.Applied | outcomes.Unknown):
             return []
         return [(entry.sequence, entry.location) for entry in entries]
 
