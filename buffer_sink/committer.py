@@ -168,6 +168,7 @@ class UploadAges:
         self.known_ms: set[int] = set()
         """The grace periods of the queues that were claimed."""
         self._max_write_ms = options.max_write_duration_ms
+        self._request_ms = options.queue.timeout_ms
         self._store = store
         self._runtime = runtime
 
@@ -221,8 +222,9 @@ class UploadAges:
 
     def outlived_collector(self, locations: Collection[str]) -> bool:
         """Whether all objects are there once no collector deletes by a manifest read before now."""
-        # A collector deletes by a manifest for a quarter of the grace period.
-        wait_s = max(self.known_ms) / 4000 + 1
+        # A collector starts deletes by one manifest for a quarter of the grace period, and the last
+        # one may be on its way for as long as a request may take.
+        wait_s = (max(self.known_ms) / 4 + self._request_ms) / 1000
         log.warning(
             "objects are older than the collector's grace period: waiting %.0f s to see that none "
             "of them is deleted",
