@@ -30,8 +30,9 @@ from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.log import Log, LogIndex, Part, parts_folder
-from opendata_buffer.queue.ownership import claim_for_writing, claim_queue, read_manifest
+from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
 from opendata_buffer.queue.reader_admin import enable_readers
+from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.runtime import SystemRuntime, ulid_of
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

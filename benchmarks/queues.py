@@ -10,7 +10,7 @@ from typing import Protocol
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.formats.batch import Compression, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.ownership import owner_key
+from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.runtime import SystemRuntime
 
 INGESTED_MS = 1_700_000_000_000

@@ -30,12 +30,9 @@ from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid, new_producer_id
 from opendata_buffer.option_reader import in_options
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import (
-    check_manifest_path,
-    check_owner,
-    claim_for_writing,
-    queue_hint,
-)
+from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.neighbours import check_manifest_path
+from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.runtime import Moment, Runtime, in_parallel
 from opendata_buffer.stores.base import List, Store

@@ -47,7 +47,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_pieces
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.queue.ownership import queue_hint
+from opendata_buffer.queue.hints import queue_hint
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Files, Put, Store
 from opendata_buffer.stores.open import open_store

@@ -32,10 +32,12 @@ from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.queue.hints import topic_hint
 from opendata_buffer.queue.log import LogView
-from opendata_buffer.queue.ownership import ends_before, owner_key, topic_hint
+from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
+from opendata_buffer.queue.stored_manifest import ends_before
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
 

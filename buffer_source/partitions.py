@@ -20,15 +20,10 @@ from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.batch import location_timestamp_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.option_reader import in_options
+from opendata_buffer.queue.hints import queue_hint
 from opendata_buffer.queue.log import Log, LogView
-from opendata_buffer.queue.ownership import (
-    QueueClaim,
-    check_manifest_path,
-    check_owner,
-    claim_for_writing,
-    missing_topic_hint,
-    queue_hint,
-)
+from opendata_buffer.queue.neighbours import check_manifest_path, missing_topic_hint
+from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
 from opendata_buffer.queue.unaccounted import refusal
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store

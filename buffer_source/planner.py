@@ -21,9 +21,8 @@ from opendata_buffer import errors
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.queue.ownership import exists
 from opendata_buffer.runtime import Retries, Runtime
-from opendata_buffer.stores.base import Blob, Store
+from opendata_buffer.stores.base import Blob, Store, exists
 
 OPEN_COST_BYTES = 256 * 1024  # that a task could have read instead of opening one more batch
 MIN_TASK_BYTES = 1 * MIB  # below which a second task costs more than it saves

@@ -48,7 +48,7 @@ from buffer_source.planner import (
 from buffer_source.schema import check_not_inferred, check_schema
 from opendata_buffer import metrics
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
-from opendata_buffer.queue.ownership import TOPIC_KEY
+from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.queue.queue import removed_before
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store

@@ -22,6 +22,7 @@ from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_loc
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.hints import queue_hint
 from opendata_buffer.queue.log import (
     REMEMBERED,
     Log,
@@ -33,24 +34,14 @@ from opendata_buffer.queue.log import (
     name_ms,
     parts_folder,
 )
-from opendata_buffer.queue.ownership import (
-    OWNER_NAME,
-    QueueClaim,
-    Watermark,
-    check_owner,
-    check_reached,
-    claim_queue,
-    exists,
-    manifest_object,
-    misplaced,
-    owner_key,
-    queue_hint,
-)
+from opendata_buffer.queue.marker import OWNER_NAME, Watermark, owner_key
+from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_queue, misplaced
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import ReaderPosition, read_positions, readers_folder
 from opendata_buffer.queue.sidecar import Sidecar
+from opendata_buffer.queue.stored_manifest import check_reached, manifest_object
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
-from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo, Store
+from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo, Store, exists
 
 log = logging.getLogger(__name__)
 

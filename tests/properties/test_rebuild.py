@@ -18,7 +18,7 @@ from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.formats.batch import batch_key, parse_location
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid, undecided
-from opendata_buffer.queue.ownership import Watermark
+from opendata_buffer.queue.marker import Watermark
 from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -49,7 +49,7 @@ def table() -> str:
         "tries it.",
         "* **=**: a deployment has one store, with one queue or one topic in it, so two of these "
         "are the same as one. Two queues in a store share no object: a prefix inside another's is "
-        "refused (`tests/unit/queue/test_ownership.py`, failure F7).",
+        "refused (`tests/unit/queue/test_neighbours.py`, failure F7).",
         "",
         "A feature brings what it needs: an expansion comes with a topic, a reset with a log.",
         "",

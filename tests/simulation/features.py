@@ -28,7 +28,8 @@ from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError, StorageError
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.log import Log, LogIndex, index_key
-from opendata_buffer.queue.ownership import check_owner, claim_for_writing, owner_key
+from opendata_buffer.queue.marker import owner_key
+from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.reader_admin import enable_readers, reset_reader
 from opendata_buffer.queue.reader_positions import readers_folder
 from opendata_buffer.stores.base import Blob

@@ -178,7 +178,7 @@ CheckLateUploads(p) ==
 
 \* A new consumer, with the position that its target saved or without one.
 \* core/opendata_buffer/queue/queue.py: Queue.claim_epoch
-\* core/opendata_buffer/queue/ownership.py: check_resume
+\* core/opendata_buffer/queue/stored_manifest.py: check_resume
 LookBeforeClaim(c) ==
     /\ consumer[c].at = "off"
     /\ manifest.now.epoch < MaxEpoch

@@ -26,6 +26,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.formats.batch import key_fault, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, with_queue_in_hint
+from opendata_buffer.queue.hints import reset_command
 from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
     Log,
@@ -35,18 +36,12 @@ from opendata_buffer.queue.log import (
     index_key,
     parts_folder,
 )
-from opendata_buffer.queue.ownership import (
-    PrefixOwner,
-    exists,
-    misplaced,
-    owner_key,
-    owner_object,
-    read_manifest,
-    reset_command,
-)
+from opendata_buffer.queue.marker import PrefixOwner, owner_key, owner_object
+from opendata_buffer.queue.ownership import misplaced
 from opendata_buffer.queue.reader_positions import read_positions
+from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store, WrongChecksum, read_bytes
+from opendata_buffer.stores.base import Store, WrongChecksum, exists, read_bytes
 
 _INDEX_NAME = "index of the log"
 

@@ -34,19 +34,13 @@ from opendata_buffer.queue.log import (
     parts_folder,
     span_of_segment,
 )
-from opendata_buffer.queue.ownership import (
-    OWNER_NAME,
-    IndexMark,
-    QueueClaim,
-    Watermark,
-    claim_for_writing,
-    exists,
-)
+from opendata_buffer.queue.marker import OWNER_NAME, IndexMark, Watermark
+from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing
 from opendata_buffer.queue.queue import no_such_queue
 from opendata_buffer.queue.reader_positions import ReaderPosition, position_object, readers_folder
 from opendata_buffer.queue.sidecar import LARGEST
 from opendata_buffer.queue.unaccounted import OtherManifests
-from opendata_buffer.stores.base import Listing, read_bytes
+from opendata_buffer.stores.base import Listing, exists, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000

@@ -25,9 +25,10 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import Queued
 from opendata_buffer.quarantine import list_quarantine, quarantined_names
 from opendata_buffer.queue.consumer_note import ConsumerInfo, read_consumer_info
+from opendata_buffer.queue.hints import queue_hint, reset_command, topic_hint
 from opendata_buffer.queue.log import Log, LogView, name_ms
 from opendata_buffer.queue.missing import Missing, find_missing
-from opendata_buffer.queue.ownership import QueueClaim, queue_hint, reset_command, topic_hint
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.queue.sidecar import read_sidecar
 from opendata_buffer.queue.unaccounted import Batches, OtherManifests, hold_reason

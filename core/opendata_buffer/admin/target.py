@@ -8,7 +8,8 @@ from typing import Any
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import ObjectNotFound
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES
-from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing, queue_hint
+from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store, read_bytes

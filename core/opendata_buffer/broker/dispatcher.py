@@ -39,7 +39,7 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import queue_hint, reset_command
+from opendata_buffer.queue.hints import queue_hint, reset_command
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store

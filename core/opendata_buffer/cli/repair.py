@@ -36,7 +36,8 @@ from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.target import check_start, one_queue, target_of
 from opendata_buffer.cli.text import confirm, plural
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
-from opendata_buffer.queue.ownership import change_grace_period, reset_command
+from opendata_buffer.queue.hints import reset_command
+from opendata_buffer.queue.ownership import change_grace_period
 
 KEPT = "copied to the quarantine first"
 NOT_KEPT = (

@@ -15,7 +15,8 @@ from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.formats.batch import is_confined, prefix_of
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, has_letters
+from opendata_buffer.queue.marker import OWNER_NAME
+from opendata_buffer.queue.neighbours import LISTED_BELOW, has_letters
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

@@ -31,15 +31,10 @@ from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_READ_S
 from opendata_buffer.queue.consumer_note import amend_consumer_info, write_consumer_info
+from opendata_buffer.queue.hints import queue_hint, reset_command
 from opendata_buffer.queue.log import Log, LogView
-from opendata_buffer.queue.ownership import (
-    QueueClaim,
-    check_owner,
-    claim_for_writing,
-    owner_key,
-    queue_hint,
-    reset_command,
-)
+from opendata_buffer.queue.marker import owner_key
+from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue, no_such_queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline

@@ -31,8 +31,8 @@ from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, is_confined, key_fault, largest_object
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.queue.hints import reset_command
 from opendata_buffer.queue.missing import Missing, look_for_missing
-from opendata_buffer.queue.ownership import reset_command
 from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Files, Get, read_bytes
 from opendata_buffer.stores.open import open_store

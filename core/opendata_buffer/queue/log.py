@@ -36,14 +36,9 @@ from opendata_buffer.formats.batch import name_time_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.cas import CasStore, sidecar_object
-from opendata_buffer.queue.ownership import (
-    IndexMark,
-    PrefixOwner,
-    check_owner,
-    owner_key,
-    queue_hint,
-    reset_command,
-)
+from opendata_buffer.queue.hints import queue_hint, reset_command
+from opendata_buffer.queue.marker import IndexMark, PrefixOwner, owner_key
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.queue.sidecar import LARGEST, Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import read_bytes

@@ -16,8 +16,10 @@ from opendata_buffer.formats.batch import is_confined
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.log import Log, LogView
-from opendata_buffer.queue.ownership import check_owner, exists, read_manifest
+from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import exists
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,22 @@ from opendata_buffer.formats.manifest import (
     check_transition,
     entry_bytes,
 )
-from opendata_buffer.queue import ownership, unaccounted
+from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
+from opendata_buffer.queue.hints import queue_hint, topic_hint
 from opendata_buffer.queue.log import Log, LogIndex, LogView
+from opendata_buffer.queue.marker import Watermark
+from opendata_buffer.queue.neighbours import TOPIC_KEY, missing_topic_hint
+from opendata_buffer.queue.ownership import QueueClaim, check_owner
+from opendata_buffer.queue.stored_manifest import (
+    check_reached,
+    check_resume,
+    manifest_object,
+    read_manifest,
+    vanished,
+)
 from opendata_buffer.runtime import Interval, Runtime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.base import Store, exists
 
 T = TypeVar("T")
 
@@ -150,7 +161,7 @@ class Queue:
         *,
         runtime: Runtime,
         role: str,
-        claim: ownership.QueueClaim | None = None,
+        claim: QueueClaim | None = None,
         after_conflict: Callable[[], float | None] | None = None,
         open_pause: OpenPause | None = None,
     ) -> None:
@@ -173,12 +184,12 @@ class Queue:
         self._races_lost: deque[bool] = deque(maxlen=100)
         self.key = config.manifest_path
         """The manifest's key."""
-        self._object = ownership.manifest_object(
+        self._object = manifest_object(
             store,
             config,
             runtime,
-            check_read=lambda known, now: ownership.check_reached(
-                ownership.Watermark.of(known), now, config, store.url
+            check_read=lambda known, now: check_reached(
+                Watermark.of(known), now, config, store.url
             ),
             after_conflict=after_conflict or self._after_conflict,
         )
@@ -224,7 +235,7 @@ class Queue:
         """
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
-            raise ownership.vanished(self._config, self._store.url)
+            raise vanished(self._config, self._store.url)
         if self._claim is not None:
             self._claim.check(found)
         return found
@@ -366,7 +377,7 @@ class Queue:
         def claim(before: Manifest) -> Manifest:
             self._check_open(before)
             if last_acked_sequence is not None:
-                ownership.check_resume(
+                check_resume(
                     self._object.last_seen,
                     last_acked_sequence,
                     self._config,
@@ -512,7 +523,7 @@ class Queue:
         if isinstance(outcome, outcomes.Conflict):
             raise errors.Conflict(self.key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, outcomes.Vanished):
-            raise ownership.vanished(self._config, self._store.url)
+            raise vanished(self._config, self._store.url)
         manifest = outcome.value
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, acked_location=self._acked_location(manifest))
@@ -571,15 +582,15 @@ def removed_before(count: int, url: str, config: QueueConfig, who: str) -> str:
     return (
         f"{what} read and removed before {who} and will not be read: reading a queue removes its "
         "records. To keep them for other readers and for replays, make a log: 'opendata-buffer "
-        f"readers enable {ownership.topic_hint(url, config)} --retention 7d'"
+        f"readers enable {topic_hint(url, config)} --retention 7d'"
     )
 
 
 def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
     """Raise ``InvalidInput`` where a worker would create a queue at a mistyped path, ``QueueReset``
     where one has lost its manifest."""
-    if ownership.read_manifest(store, config, runtime) is None:
-        claim = ownership.check_owner(store, config, runtime=runtime)
+    if read_manifest(store, config, runtime) is None:
+        claim = check_owner(store, config, runtime=runtime)
         if claim is None:
             raise no_such_queue(store, config, creates=True)
         claim.check(None)
@@ -591,9 +602,9 @@ def no_such_queue(
     """The error of a command or reader that found no manifest: what is there instead. With
     ``creates`` the caller has an option that creates a queue."""
     prefix = config.data_path_prefix
-    if ownership.exists(store, ownership.TOPIC_KEY):
+    if exists(store, TOPIC_KEY):
         root = QueueConfig(store=store.url, store_options=config.store_options)
-        lists = f"'opendata-buffer status {ownership.queue_hint(store.url, root)}' lists them"
+        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
         if PARTITION_NAME.fullmatch(prefix) is None:
             return errors.InvalidInput(
                 f"there is a topic at {store.url}, and one queue is needed: use TopicConsumer, "
@@ -602,9 +613,9 @@ def no_such_queue(
         return errors.InvalidInput(
             f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
         )
-    if lost := ownership.missing_topic_hint(store):
+    if lost := missing_topic_hint(store):
         return errors.InvalidInput(lost)
-    hint = ownership.queue_hint(store.url, config)
+    hint = queue_hint(store.url, config)
     if error := unaccounted.refusal(store, config, None, hint):
         return error
     create = ", or create it with create_if_missing=True" if creates else ""

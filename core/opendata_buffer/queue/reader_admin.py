@@ -24,10 +24,11 @@ from functools import partial
 
 from opendata_buffer import errors
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.queue import ownership
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.consumer_note import ENABLE, write_consumer_info
 from opendata_buffer.queue.log import MOST_READERS, Log, LogIndex, LogView
+from opendata_buffer.queue.marker import IS_LOG, PrefixOwner, owner_object
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import ReaderPosition, position_object
 from opendata_buffer.queue.reader_queue import ReaderQueue, too_many_readers
@@ -38,7 +39,7 @@ from opendata_buffer.stores.base import Delete
 def enable_readers(
     store: CasStore,
     config: QueueConfig,
-    claim: ownership.QueueClaim,
+    claim: QueueClaim,
     runtime: Runtime,
     **settings: int | None,
 ) -> LogIndex:
@@ -59,13 +60,13 @@ def enable_readers(
         StorageError: The store did not answer, or refused a write.
     """
 
-    def marked(before: ownership.PrefixOwner | None) -> ownership.PrefixOwner | None:
-        return before and replace(before, others={**before.others, ownership.IS_LOG: True})
+    def marked(before: PrefixOwner | None) -> PrefixOwner | None:
+        return before and replace(before, others={**before.others, IS_LOG: True})
 
     log_ = Log(store, config, runtime, claim.queue_id)
     first = log_.read()
     if first is None:
-        ownership.owner_object(store, config, runtime).change(marked)
+        owner_object(store, config, runtime).change(marked)
         queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
         claimed = queue.claim_epoch(None)
         write_consumer_info(store, config, runtime, claimed.epoch, program=ENABLE)

@@ -42,9 +42,9 @@ from typing import Any
 
 from opendata_buffer import errors
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.queue import ownership
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.consumer_note import process_runs
+from opendata_buffer.queue.hints import queue_hint
 from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.sidecar import Sidecar
 
@@ -130,7 +130,7 @@ def readers_folder(config: QueueConfig) -> str:
 def position_object(log_: Log, name: str) -> CasObject[ReaderPosition]:
     """Return the position of one reader as an object to read and change."""
     key = f"{readers_folder(log_.config)}{name}.json"
-    words = f"{ownership.queue_hint(log_.store.url, log_.config)} {name}"
+    words = f"{queue_hint(log_.store.url, log_.config)} {name}"
     kind = replace(_POSITION, remedy=_POSITION.remedy.replace("STORE NAME", words))
     return CasObject(
         log_.store,

@@ -45,11 +45,13 @@ from dataclasses import replace
 from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import QueueConfig, check_reader_name
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
-from opendata_buffer.queue import ownership
 from opendata_buffer.queue.cas import CasStore
+from opendata_buffer.queue.hints import queue_hint
 from opendata_buffer.queue.log import MOST_READERS, REMEMBERED, Log, LogIndex, LogView
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import ReaderPosition, position_object
+from opendata_buffer.queue.stored_manifest import ends_before
 from opendata_buffer.runtime import Interval, Runtime
 
 log = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ def too_many_readers(log_: Log) -> errors.InvalidInput:
     """Return the error for a log that cannot take another reader."""
     return errors.InvalidInput(
         f"the log has {MOST_READERS} readers: delete some with readers delete. 'opendata-buffer "
-        f"readers list {ownership.queue_hint(log_.store.url, log_.config)}' shows them"
+        f"readers list {queue_hint(log_.store.url, log_.config)}' shows them"
     )
 
 
@@ -93,7 +95,7 @@ class ReaderQueue:
         name: str,
         *,
         runtime: Runtime,
-        claim: ownership.QueueClaim | None,
+        claim: QueueClaim | None,
         program: str,
         resettable: bool = True,
     ) -> None:
@@ -197,7 +199,7 @@ class ReaderQueue:
             raise too_many_readers(self._log)
         if last_acked_sequence is not None and last_acked_sequence >= manifest.next_sequence:
             raise errors.QueueReset(
-                ownership.ends_before(
+                ends_before(
                     last_acked_sequence,
                     manifest.next_sequence,
                     self._config.manifest_path,
@@ -423,7 +425,7 @@ class ReaderQueue:
             self.check_epoch(view, self._claimed.epoch)
 
     def _lost(self, needed: int, index: LogIndex, why: str) -> errors.DataLoss:
-        words = f"{ownership.queue_hint(self._store.url, self._config)} {self.name}"
+        words = f"{queue_hint(self._store.url, self._config)} {self.name}"
         return errors.DataLoss(
             self.key,
             needed,

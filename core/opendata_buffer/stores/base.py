@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from opendata_buffer import outcomes
-from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,15 @@ def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
     got = store.get(key, max_bytes=max_bytes)
     assert isinstance(got, Blob)  # the other one is only an answer to if_changed
     return got.data
+
+
+def exists(store: Get, key: str) -> bool:
+    """Whether an object is there; one read of one byte."""
+    try:
+        store.get(key, byte_range=(0, 1))
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def check_limit(limit: int | None) -> None:

@@ -35,9 +35,9 @@ from typing import Any
 from opendata_buffer.arguments import checked, how_to_get_bytes, wrong_type
 from opendata_buffer.config import PARTITION_NAME
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.queue.ownership import TOPIC_KEY, exists
+from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.queue.sidecar import Sidecar, SidecarFields, is_number
-from opendata_buffer.stores.base import Get
+from opendata_buffer.stores.base import Get, exists
 
 DESCRIPTION = Sidecar(
     "the topic's description",

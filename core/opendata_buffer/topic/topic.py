@@ -13,15 +13,11 @@ from opendata_buffer import errors, outcomes
 from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.queue.cas import sidecar_object
+from opendata_buffer.queue.hints import queue_hint
 from opendata_buffer.queue.log import Log, LogIndex
-from opendata_buffer.queue.ownership import (
-    LISTED_BELOW,
-    OWNER_NAME,
-    TOPIC_KEY,
-    check_owner,
-    claim_for_writing,
-    queue_hint,
-)
+from opendata_buffer.queue.marker import OWNER_NAME
+from opendata_buffer.queue.neighbours import LISTED_BELOW, TOPIC_KEY
+from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import enable_readers, register_readers
 from opendata_buffer.queue.reader_positions import read_positions

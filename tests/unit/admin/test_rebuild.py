@@ -29,7 +29,7 @@ from opendata_buffer.errors import Conflict, InvalidInput, PermanentStorageError
 from opendata_buffer.formats.batch import Compression, Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import FIXED_SIZE, FOOTER_SIZE, Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
-from opendata_buffer.queue.ownership import Watermark
+from opendata_buffer.queue.marker import Watermark
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore

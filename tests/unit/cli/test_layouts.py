@@ -8,7 +8,8 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.ownership import claim_queue, owner_key
+from opendata_buffer.queue.marker import owner_key
+from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.exporter import DATA, MANIFEST, export, there

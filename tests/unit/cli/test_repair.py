@@ -13,7 +13,8 @@ from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import claim_for_writing, claim_queue, owner_key
+from opendata_buffer.queue.marker import owner_key
+from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,28 +19,21 @@ from opendata_buffer.errors import (
     CorruptData,
     CorruptManifest,
     Fenced,
-    InvalidInput,
     OpenDataBufferError,
-    PermanentStorageError,
     PrefixConflict,
     QueueReset,
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.queue.ownership import (
     NOTE_INTERVAL_S,
-    TOPIC_KEY,
-    PrefixOwner,
-    Watermark,
     change_grace_period,
     check_owner,
     claim_for_writing,
     claim_queue,
-    owner_key,
-    parse_manifest,
-    queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import PutOutcome, read_bytes
@@ -129,121 +121,6 @@ def test_f7_f12_a_claim_for_use_probes_the_store_then_claims_the_prefix() -> Non
     with pytest.raises(UnsafeStore, match="near ingest/manifest"):
         claim_for_writing(unsafe, config, runtime=ManualRuntime())
     assert unsafe.list("").objects == ()
-
-
-@pytest.mark.parametrize("key", ["ingest", "tenant#1/100%/ä", "a/b/c"])
-@pytest.mark.parametrize(
-    "watermark",
-    [None, Watermark(3, 1), Watermark(3, 1, 0, ""), Watermark(42, 3, 39, "ingest/ä.batch")],
-)
-def test_f24_raw_keys_round_trip(key: str, watermark: Watermark | None) -> None:
-    for manifest in (f"{key}/manifest", "elsewhere/m #1"):
-        marker = PrefixOwner(manifest, "01J5", watermark)
-        assert PrefixOwner.from_json(marker.to_json(key), key) == marker
-
-
-def test_half_a_watermark_is_none_and_one_that_makes_no_sense_is_refused() -> None:
-    for half in (b'"next_sequence": 7', b'"epoch": 1', b'"acked": 3, "acked_location": "a"'):
-        data = b'{"version": 1, "manifest": "manifest", %s}' % half
-        assert PrefixOwner.from_json(data, "ingest") == PrefixOwner("ingest/manifest", "")
-    # Passed over, it would make a manifest that was lost look like a new one.
-    data = b'{"version": 1, "manifest": "manifest", "next_sequence": "7", "epoch": 1}'
-    with pytest.raises(CorruptData, match="'next_sequence' is '7', and not a whole number"):
-        PrefixOwner.from_json(data, "ingest")
-    with pytest.raises(CorruptData, match="not the path of a manifest"):
-        PrefixOwner.from_json(b'{"version": 1, "manifest": ""}', "ingest")
-
-
-def claim(store: MemoryStore, prefix: str) -> None:
-    claim_for_writing(store, QueueConfig(store="memory://unused", data_path_prefix=prefix))
-
-
-@pytest.mark.parametrize(
-    ("there", "prefix", "says"),
-    [
-        ("lake/orders/_owner.json", "lake/orders/eu", "lies inside .* 'lake/orders'"),
-        ("lake/orders/_owner.json", "lake/orders/eu/west", "lies inside .* 'lake/orders'"),
-        ("lake/orders/eu/_owner.json", "lake", "'lake' lies around .* 'lake/orders/eu'"),
-        (f"lake/orders/{TOPIC_KEY}", "lake/orders", "a topic at 'lake/orders'"),
-        (f"lake/orders/{TOPIC_KEY}", "lake", "'lake' lies around the topic at 'lake/orders'"),
-        *(
-            (TOPIC_KEY, prefix, rf"topic at the root .* '{prefix}' is none of its")
-            for prefix in ("ingest", "p-0", "p-00000/a", "a/p-00000")
-        ),
-    ],
-)
-def test_f7_a_queue_inside_or_around_another_queue_or_topic_is_not_made(
-    there: str, prefix: str, says: str
-) -> None:
-    store = MemoryStore()
-    store.put(there, b"{}")
-    with pytest.raises(InvalidInput, match=says):
-        claim(store, prefix)
-    assert [each.key for each in store.list("").objects] == [there]
-
-
-def test_queues_and_partitions_beside_each_other_are_made_and_used_again() -> None:
-    store = MemoryStore()
-    for folder in ("p-0", "p-00000"):  # these are no partitions of a topic
-        store.put(f"{folder}/x", b"")
-    store.put(f"lake/{TOPIC_KEY}", b"{}")
-    for _ in range(2):
-        for prefix in ("a", "ab", "b/a", "b/ab", "lake/p-00000", "lake/p-00001"):
-            claim(store, prefix)
-
-
-def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> None:
-    store = MemoryStore()
-    store.put(TOPIC_KEY, b'{"partitions": [{"name": "p-00000-04pn"}, {"name": "p-00001"}]}')
-    claim(store, "p-00000-04pn")
-    claim(store, "p-00001")
-    for prefix in ("p-00000", "p-00002", "p-00000-04pn/a"):
-        with pytest.raises(InvalidInput, match=rf"'{prefix}' is none of its partitions"):
-            claim(store, prefix)
-
-
-@pytest.mark.parametrize("root", ["", "lake/"])
-def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_is_made(
-    root: str,
-) -> None:
-    store = MemoryStore()
-    store.put(f"{root}{TOPIC_KEY}", b'{"partitions": [{"name": "p-00000-04pn"}]}')
-    claim(store, f"{root}p-00000-04pn")
-    store.delete_many([f"{root}{TOPIC_KEY}"])
-    before = {each.key for each in store.list("").objects}
-    with pytest.raises(InvalidInput, match=r"'p-00000-04pn' of a topic at .*'_topic.json' is gone"):
-        claim(store, f"{root}ingest")
-    assert {each.key for each in store.list("").objects} == before
-    claim(store, f"{root}p-00001-05mv")  # that one belongs there
-
-
-def test_a_process_that_may_not_read_outside_of_the_prefix_gets_a_queue() -> None:
-    class Walled(MemoryStore):
-        def get(self, key: str, **options: object) -> object:  # type: ignore[override]
-            if not key.startswith("ingest/"):
-                raise PermanentStorageError("403")
-            return super().get(key, **options)  # type: ignore[arg-type]
-
-        def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
-            if not prefix.startswith("ingest/"):
-                raise PermanentStorageError("403")
-            return super().list(prefix, **options)  # type: ignore[arg-type]
-
-    store = Walled()
-    claim(store, "ingest")
-    assert store.get("ingest/_owner.json")
-
-
-def test_opening_an_existing_queue_lists_no_others() -> None:
-    class NoListing(MemoryStore):
-        def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
-            raise AssertionError("listed")
-
-    store = MemoryStore()
-    claim(store, "a/b")
-    again = NoListing.__new__(NoListing)
-    again.__dict__ = store.__dict__
-    claim(again, "a/b")
 
 
 OWNER_KEY, MANIFEST = "ingest/_owner.json", "ingest/manifest"
@@ -462,42 +339,7 @@ def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:
     assert batches(store) == 1
 
 
-# Watermarks
-
-
-SOUND = Manifest.empty().append([NewEntry(f"p-1/{n}.batch") for n in range(3)])
-PARTITION = QueueConfig(store="s3://bucket", data_path_prefix="p-1")
-COMMAND = "'opendata-buffer fsck s3://bucket --data-path-prefix p-1 --repair'"
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        Manifest.entries,
-        Manifest.locations,
-        lambda manifest: manifest.drop_through(0),
-        lambda manifest: manifest.append([NewEntry("p-1/x.batch")]).with_epoch(1).entries(),
-        lambda manifest: manifest.replace(0, NewEntry("p-1/x.batch")),
-        lambda manifest: manifest.find("p-1/2.batch"),
-    ],
-)
-def test_damage_behind_the_first_entry_names_the_manifest_and_the_command(
-    read: Callable[[Manifest], object],
-) -> None:
-    size = (SOUND.size - FOOTER_SIZE) // 3
-    damaged = bytearray(SOUND.raw)
-    damaged[size + 4] ^= 0xFF  # the second entry's sequence
-    hint = queue_hint("s3://bucket", PARTITION)
-    manifest = parse_manifest(bytes(damaged), "'p-1/manifest' in s3://bucket", hint)
-    with pytest.raises(CorruptManifest) as caught:
-        read(manifest)
-    text = str(caught.value)
-    assert text.startswith("'p-1/manifest' in s3://bucket: manifest entry at byte")
-    assert COMMAND in text
-    assert text.count("s3://bucket") == 3
-
-
-# ---- the grace period, which all programs of a queue go by
+# ---- the grace period, which is the same for all programs of a queue
 
 
 @pytest.mark.parametrize(("own_ms", "written_ms"), [(None, 600_000), (7_000, 7_000)])

@@ -192,7 +192,7 @@ def test_answers_lost_until_the_deadline_are_no_conflict_with_others() -> None:
 
 
 def test_an_object_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opendata_buffer.queue.ownership.MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr("opendata_buffer.queue.stored_manifest.MAX_MANIFEST_BYTES", 100)
     store = ScriptedStore()
     store.put("ingest/manifest", bytes(101))
     with pytest.raises(CorruptData, match=r"'ingest/manifest' has 101 bytes.*not read"):

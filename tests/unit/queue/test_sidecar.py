@@ -14,7 +14,7 @@ from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
 from opendata_buffer.queue.consumer_note import ConsumerInfo
-from opendata_buffer.queue.ownership import PrefixOwner
+from opendata_buffer.queue.marker import PrefixOwner
 from opendata_buffer.queue.sidecar import LARGEST, Sidecar, SidecarFields, read_sidecar
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.description import TopicDescription

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput
-from opendata_buffer.queue.ownership import has_letters
+from opendata_buffer.queue.neighbours import has_letters
 from opendata_buffer.topic.description import (
     MAX_PARTITIONS,
     SLOTS,

@@ -17,7 +17,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import TOPIC_KEY, claim_for_writing
+from opendata_buffer.queue.neighbours import TOPIC_KEY
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Task
 from opendata_buffer.stores.memory import MemoryStore

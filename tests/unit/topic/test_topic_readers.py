@@ -14,7 +14,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.log import Log, LogIndex
-from opendata_buffer.queue.ownership import TOPIC_KEY
+from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.queue.reader_admin import unregister
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.topic import Topic

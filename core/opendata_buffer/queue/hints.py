@@ -1,0 +1,68 @@
+"""Name a queue, a topic or a reader in a command that an operator can run.
+
+An error often ends with the command that helps, such as ``opendata-buffer fsck s3://bucket
+--repair``. To work as printed, the command needs the store, every option that is not at its
+default, and how to reach the store, quoted for a shell. The functions here return these words. They
+never contain a credential.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+from opendata_buffer.config import (
+    DEFAULT_DATA_PATH_PREFIX,
+    PARTITION_NAME,
+    QueueConfig,
+)
+
+
+def queue_hint(url: str, config: QueueConfig) -> str:
+    """Return a queue as the command line takes it, quoted for a shell.
+
+    Args:
+        url: The URL of the store.
+        config: The queue. Options with their default value are left out, and so are secrets.
+    """
+    prefix, manifest = config.data_path_prefix, config.manifest_path
+    found = [url]
+    if prefix != DEFAULT_DATA_PATH_PREFIX:
+        found += ["--data-path-prefix", prefix]
+    if manifest != f"{prefix}/manifest":
+        found += ["--manifest-path", manifest]
+    return shlex.join([*found, *config.store_options.command_words()])
+
+
+def reset_command(url: str, config: QueueConfig, reader: str, sequence: int) -> str:
+    """Return the command, in single quotes, that sets a reader of a log to a sequence.
+
+    Args:
+        url: The URL of the store.
+        config: The log.
+        reader: The reader.
+        sequence: The first sequence that it will read.
+    """
+    words = queue_hint(url, config)
+    return f"'opendata-buffer readers reset {words} {reader} --to-sequence {sequence}'"
+
+
+def topic_hint(url: str, config: QueueConfig) -> str:
+    """Return a queue as :func:`queue_hint` does, or its whole topic if it is a partition."""
+    if PARTITION_NAME.fullmatch(config.data_path_prefix) is not None:
+        config = replace(config, data_path_prefix=DEFAULT_DATA_PATH_PREFIX, manifest_path="")
+    return queue_hint(url, config)
+
+
+def wrong_marker_hint(url: str, config: QueueConfig) -> str:
+    """Return advice, with a space in front, for a prefix that has another owner.
+
+    Args:
+        url: The URL of the store.
+        config: The queue that was refused.
+    """
+    hint = queue_hint(url, config)
+    return (
+        " If nothing but a wrong option made its owner marker, 'opendata-buffer fsck "
+        f"{hint} --repair' gives the prefix to this queue."
+    )

@@ -1,0 +1,189 @@
+"""Read the manifest of a queue, and refuse one that went back.
+
+:mod:`opendata_buffer.formats.manifest` knows the bytes of a manifest. This module knows the object
+in the store: how to open it for compare-and-swap, and which states of it must not be trusted.
+
+A manifest only moves forward: its next sequence and its epoch never fall. If they do, or if the
+object is gone, then an operator, a lifecycle rule or a restored backup has changed it. Continuing
+would reuse sequences that consumers have already acknowledged (failure F4). So there is one rule
+for every process::
+
+    seen before        now                 result
+    ends at 42         ends at 50          continue
+    ends at 42         ends at 30          QueueReset: it was restored from an old copy
+    ends at 42         gone                QueueReset: it was deleted, and is not created again
+    nothing            gone                this is a new queue
+
+"Seen before" is a :class:`.Watermark`: from the owner marker, from the last read of this process,
+or from the position that a consumer has saved (:func:`check_resume`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opendata_buffer import errors
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.marker import Watermark
+from opendata_buffer.runtime import Runtime
+
+
+def manifest_object(
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    *,
+    check_read: Callable[[Manifest, Manifest], None] | None = None,
+    after_conflict: Callable[[], float | None] | None = None,
+) -> CasObject[Manifest]:
+    """Return the manifest of a queue as an object to read and change.
+
+    Args:
+        store: Where the queue is.
+        config: The queue.
+        runtime: Clock and sleep.
+        check_read: See :class:`.CasObject`.
+        after_conflict: See :class:`.CasObject`.
+    """
+    place, hint = f"{config.manifest_path!r} in {store.url}", queue_hint(store.url, config)
+    return CasObject(
+        store,
+        config.manifest_path,
+        decode=lambda data: parse_manifest(data, place, hint),
+        encode=lambda manifest: manifest.raw,
+        runtime=runtime,
+        settings=config,
+        max_bytes=MAX_MANIFEST_BYTES,
+        check_read=check_read,
+        after_conflict=after_conflict,
+    )
+
+
+def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
+    """Read the manifest of a queue once.
+
+    Returns:
+        The manifest, or None if there is none.
+
+    Raises:
+        CorruptManifest: It is damaged.
+        StorageError: The store did not answer.
+    """
+    found = manifest_object(store, config, runtime).read()
+    return found if isinstance(found, Manifest) else None
+
+
+def parse_manifest(data: bytes, place: str, hint: str) -> Manifest:
+    """Parse a manifest whose errors name its place and the command that helps.
+
+    Args:
+        data: The whole object.
+        place: The object, as errors name it. An error of this function does not contain it.
+        hint: The queue as commands take it: see :func:`.queue_hint`.
+
+    Raises:
+        CorruptManifest: The manifest is damaged.
+    """
+    try:
+        return Manifest.parse(data).named(place, hint)
+    except errors.CorruptManifest as error:
+        raise errors.CorruptManifest(with_queue_in_hint(str(error), hint)) from error
+
+
+def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, url: str) -> None:
+    """Refuse a manifest that is gone or below its known state.
+
+    Args:
+        seen: The state that it had reached.
+        now: The manifest as it was just read; None if there is none.
+        config: The queue.
+        url: The URL of the store.
+
+    Raises:
+        QueueReset: The manifest is gone or went back (failure F4).
+    """
+    if seen.allows(now):
+        return
+    if now is None:
+        what = (
+            f"is gone from {url}: it had reached next sequence {seen.next_sequence} and epoch "
+            f"{seen.epoch}"
+        )
+    else:
+        what = (
+            f"in {url} went backwards: next sequence {seen.next_sequence} -> {now.next_sequence}, "
+            f"epoch {seen.epoch} -> {now.epoch}. It was deleted and recreated, or restored from an "
+            "old copy"
+        )
+    raise errors.QueueReset(
+        f"manifest {config.manifest_path!r} {what}. {_restore(config, url)} To start over without "
+        f"them, use 'opendata-buffer produce {queue_hint(url, config)} --recreate'."
+    )
+
+
+def vanished(config: QueueConfig, url: str) -> errors.QueueReset:
+    """Return the error for a manifest that was deleted while this process used it."""
+    return errors.QueueReset(
+        f"manifest {config.manifest_path!r} in {url} vanished while in use. It is not "
+        "recreated: sequences would start again at 0 and acknowledged positions would hide "
+        f"new batches. {_restore(config, url)} Check lifecycle rules on the bucket."
+    )
+
+
+def check_resume(
+    now: Manifest | None, last_acked: int, config: QueueConfig, url: str, *, allow_data_loss: bool
+) -> None:
+    """Check that a consumer can continue after the last batch that it acknowledged.
+
+    Args:
+        now: The manifest as it was just read; None if there is none.
+        last_acked: The sequence of that batch.
+        config: The queue.
+        url: The URL of the store.
+        allow_data_loss: Accept that later batches were removed by another consumer.
+
+    Raises:
+        InvalidInput: The sequence is negative.
+        QueueReset: There is no queue, or it ends before this batch (failure F27).
+        DataLoss: Later batches were removed, and ``allow_data_loss`` is false.
+    """
+    if last_acked < 0:
+        raise errors.InvalidInput(
+            f"last_acked_sequence is {last_acked}: use None to start at the oldest entry"
+        )
+    if now is None:
+        raise errors.QueueReset(
+            f"cannot resume after sequence {last_acked}: manifest {config.manifest_path!r} does "
+            f"not exist in {url}. The queue was deleted or the URL, data_path_prefix "
+            "or manifest_path is another queue's. Start without a position to create it."
+        )
+    if last_acked >= now.next_sequence:
+        why = ends_before(last_acked, now.next_sequence, config.manifest_path, url)
+        raise errors.QueueReset(f"{why} Start without a position to read what is queued now.")
+    if last_acked + 1 < now.first_sequence and not allow_data_loss:
+        raise errors.DataLoss(
+            config.manifest_path,
+            last_acked + 1,
+            now.first_sequence,
+            "Another consumer read this queue. Resume from its position, or accept the loss "
+            "explicitly.",
+        )
+
+
+def ends_before(last_acked: int, next_sequence: int, key: str, url: str) -> str:
+    """Return an error text for a queue that ends before the batch after which to continue."""
+    return (
+        f"cannot resume after sequence {last_acked}: manifest {key!r} in {url} ends at "
+        f"{next_sequence - 1}. The queue was recreated or the position belongs to another queue."
+    )
+
+
+def _restore(config: QueueConfig, url: str) -> str:
+    return (
+        "Stop producers, consumers and collectors. Restore the latest version (bucket "
+        "versioning), or let 'opendata-buffer fsck "
+        f"{queue_hint(url, config)} --repair' enqueue the batches again that are still there."
+    )

@@ -1,0 +1,33 @@
+"""What an owner marker says."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.errors import (
+    CorruptData,
+)
+from opendata_buffer.queue.marker import PrefixOwner, Watermark
+
+
+@pytest.mark.parametrize("key", ["ingest", "tenant#1/100%/ä", "a/b/c"])
+@pytest.mark.parametrize(
+    "watermark",
+    [None, Watermark(3, 1), Watermark(3, 1, 0, ""), Watermark(42, 3, 39, "ingest/ä.batch")],
+)
+def test_f24_raw_keys_round_trip(key: str, watermark: Watermark | None) -> None:
+    for manifest in (f"{key}/manifest", "elsewhere/m #1"):
+        marker = PrefixOwner(manifest, "01J5", watermark)
+        assert PrefixOwner.from_json(marker.to_json(key), key) == marker
+
+
+def test_half_a_watermark_is_none_and_one_that_makes_no_sense_is_refused() -> None:
+    for half in (b'"next_sequence": 7', b'"epoch": 1', b'"acked": 3, "acked_location": "a"'):
+        data = b'{"version": 1, "manifest": "manifest", %s}' % half
+        assert PrefixOwner.from_json(data, "ingest") == PrefixOwner("ingest/manifest", "")
+    # Passed over, it would make a manifest that was lost look like a new one.
+    data = b'{"version": 1, "manifest": "manifest", "next_sequence": "7", "epoch": 1}'
+    with pytest.raises(CorruptData, match="'next_sequence' is '7', and not a whole number"):
+        PrefixOwner.from_json(data, "ingest")
+    with pytest.raises(CorruptData, match="not the path of a manifest"):
+        PrefixOwner.from_json(b'{"version": 1, "manifest": ""}', "ingest")

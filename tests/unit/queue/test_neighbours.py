@@ -1,0 +1,110 @@
+"""Where a new queue may be, next to other queues and topics."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.config import (
+    QueueConfig,
+)
+from opendata_buffer.errors import (
+    InvalidInput,
+    PermanentStorageError,
+)
+from opendata_buffer.queue.neighbours import TOPIC_KEY
+from opendata_buffer.queue.ownership import (
+    claim_for_writing,
+)
+from opendata_buffer.stores.memory import MemoryStore
+
+
+def claim(store: MemoryStore, prefix: str) -> None:
+    claim_for_writing(store, QueueConfig(store="memory://unused", data_path_prefix=prefix))
+
+
+@pytest.mark.parametrize(
+    ("there", "prefix", "says"),
+    [
+        ("lake/orders/_owner.json", "lake/orders/eu", "lies inside .* 'lake/orders'"),
+        ("lake/orders/_owner.json", "lake/orders/eu/west", "lies inside .* 'lake/orders'"),
+        ("lake/orders/eu/_owner.json", "lake", "'lake' lies around .* 'lake/orders/eu'"),
+        (f"lake/orders/{TOPIC_KEY}", "lake/orders", "a topic at 'lake/orders'"),
+        (f"lake/orders/{TOPIC_KEY}", "lake", "'lake' lies around the topic at 'lake/orders'"),
+        *(
+            (TOPIC_KEY, prefix, rf"topic at the root .* '{prefix}' is none of its")
+            for prefix in ("ingest", "p-0", "p-00000/a", "a/p-00000")
+        ),
+    ],
+)
+def test_f7_a_queue_inside_or_around_another_queue_or_topic_is_not_made(
+    there: str, prefix: str, says: str
+) -> None:
+    store = MemoryStore()
+    store.put(there, b"{}")
+    with pytest.raises(InvalidInput, match=says):
+        claim(store, prefix)
+    assert [each.key for each in store.list("").objects] == [there]
+
+
+def test_queues_and_partitions_beside_each_other_are_made_and_used_again() -> None:
+    store = MemoryStore()
+    for folder in ("p-0", "p-00000"):  # these are no partitions of a topic
+        store.put(f"{folder}/x", b"")
+    store.put(f"lake/{TOPIC_KEY}", b"{}")
+    for _ in range(2):
+        for prefix in ("a", "ab", "b/a", "b/ab", "lake/p-00000", "lake/p-00001"):
+            claim(store, prefix)
+
+
+def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> None:
+    store = MemoryStore()
+    store.put(TOPIC_KEY, b'{"partitions": [{"name": "p-00000-04pn"}, {"name": "p-00001"}]}')
+    claim(store, "p-00000-04pn")
+    claim(store, "p-00001")
+    for prefix in ("p-00000", "p-00002", "p-00000-04pn/a"):
+        with pytest.raises(InvalidInput, match=rf"'{prefix}' is none of its partitions"):
+            claim(store, prefix)
+
+
+@pytest.mark.parametrize("root", ["", "lake/"])
+def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_is_made(
+    root: str,
+) -> None:
+    store = MemoryStore()
+    store.put(f"{root}{TOPIC_KEY}", b'{"partitions": [{"name": "p-00000-04pn"}]}')
+    claim(store, f"{root}p-00000-04pn")
+    store.delete_many([f"{root}{TOPIC_KEY}"])
+    before = {each.key for each in store.list("").objects}
+    with pytest.raises(InvalidInput, match=r"'p-00000-04pn' of a topic at .*'_topic.json' is gone"):
+        claim(store, f"{root}ingest")
+    assert {each.key for each in store.list("").objects} == before
+    claim(store, f"{root}p-00001-05mv")  # that one belongs there
+
+
+def test_a_process_that_may_not_read_outside_of_the_prefix_gets_a_queue() -> None:
+    class Walled(MemoryStore):
+        def get(self, key: str, **options: object) -> object:  # type: ignore[override]
+            if not key.startswith("ingest/"):
+                raise PermanentStorageError("403")
+            return super().get(key, **options)  # type: ignore[arg-type]
+
+        def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
+            if not prefix.startswith("ingest/"):
+                raise PermanentStorageError("403")
+            return super().list(prefix, **options)  # type: ignore[arg-type]
+
+    store = Walled()
+    claim(store, "ingest")
+    assert store.get("ingest/_owner.json")
+
+
+def test_opening_an_existing_queue_lists_no_others() -> None:
+    class NoListing(MemoryStore):
+        def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
+            raise AssertionError("listed")
+
+    store = MemoryStore()
+    claim(store, "a/b")
+    again = NoListing.__new__(NoListing)
+    again.__dict__ = store.__dict__
+    claim(again, "a/b")
