@@ -1,1 +1,1 @@
-"""Benchmarks: ``./run bench`` prints one table, with the bar of each line."""
+"""Benchmarks: ``./run bench`` measures the library and prints a table of figures and goals."""

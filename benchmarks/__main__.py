@@ -1,57 +1,62 @@
-"""``python -m benchmarks [suite ...]``: measure, and print one table.
+"""``python -m benchmarks [--tiny] [SUITE ...]``: measure, and print one table.
 
-Ratios are taken within one run, so they hold on a busy machine too; the absolute figures in the
+Ratios are taken within one run, so they also hold on a busy machine. The absolute figures in the
 last column do not.
 """
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import click
 from rich.console import Console
 
-from benchmarks.table import Row, line, show
-
-SUITES = (
-    "codec", "producers", "pace", "topics", "broker", "consumer", "log", "oncall", "s3", "cost",
-    "spark",
-)  # fmt: skip
-ALONE = (
-    "peers", "workloads", "growth", "spark_cores",
-    "spark/source", "spark/typed", "spark/once", "spark/start", "spark/drain", "spark/sink",
-)  # fmt: skip
-"""Those that run only when they are named: peers and workloads get what others make, and take half
-an hour, as growth does; the others are parts of a suite."""
+from benchmarks.measuring import TINY
+from benchmarks.suites import DEFAULT, NAMES, rows_of
+from benchmarks.tables import Row, line, show
 
 
-def measure(suite: str, progress: Console) -> Iterator[Row]:
-    """The rows of one suite, as they come; one that breaks is a row that did not reach its bar."""
+def measure(suite: str, progress: Console, failures: list[str]) -> Iterator[Row]:
+    """Run a suite and print each row as soon as it is measured.
+
+    A suite that raises an error gives one more row, which did not reach its goal.
+
+    Args:
+        suite: Name of the suite.
+        progress: The console that gets the rows.
+        failures: Gets the name of the suite if it raises an error.
+    """
     try:
-        name, *part = suite.split("/")
-        rows: Iterable[Row] = importlib.import_module(f"benchmarks.{name}").run(*part)
         with progress.status(f"{suite} ..."):
-            for row in rows:
+            for row in rows_of(suite):
                 progress.print(line(row), highlight=False, markup=False, soft_wrap=True)
                 yield row
     except Exception as error:
+        failures.append(suite)
         progress.print(traceback.format_exc(), highlight=False, markup=False)
         yield Row(suite, "failed", "runs", False, f"{type(error).__name__}: {error}")
 
 
 @click.command()
-@click.argument("suites", nargs=-1, type=click.Choice(SUITES + ALONE))
-def main(suites: tuple[str, ...]) -> None:
-    """Measure SUITES (by default all; peers only by name). Exits 1 when a bar was missed."""
+@click.option("--tiny", is_flag=True, help="Only run the code. The figures mean nothing.")
+@click.argument("suites", nargs=-1, type=click.Choice(NAMES))
+def main(suites: tuple[str, ...], tiny: bool) -> None:
+    """Measure SUITES. The default is all suites that need no downloads.
+
+    The exit status is 1 if a goal was missed. With --tiny it is 1 if a suite failed.
+    """
+    if tiny:
+        os.environ[TINY] = "1"  # before any suite is imported
     progress = Console(stderr=True)
-    rows = [row for suite in suites or SUITES for row in measure(suite, progress)]
+    failures: list[str] = []
+    rows = [row for suite in suites or DEFAULT for row in measure(suite, progress, failures)]
     # A pipe gets the whole width: folded cells are hard to read in a log.
     console = Console() if sys.stdout.isatty() else Console(width=160)
     show(rows, console)
-    sys.exit(any(row.ok is False for row in rows))
+    sys.exit(bool(failures) if tiny else any(row.ok is False for row in rows))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""What each cost does where the work grows: waiting batches, partitions, objects, a query's age.
+"""How does each cost grow with the work: waiting batches, partitions, objects, and age?
 
-Each row is measured at several sizes, each 4 or 10 times the one before. On a straight line a unit
-of work costs the same at each size, 1 x; counted is the worst step from one size to the next,
-because where there is little work a fixed cost hides the rest. What must not grow at all counts by
-its last step, when all that has a limit has reached it.
+Each row is measured at several sizes, each 4 or 10 times the one before. If the cost grows in a
+straight line, a unit of work costs the same at each size, which is 1 x. The figure that counts is
+the worst step from one size to the next, because a fixed cost hides the growth at small sizes.
+A cost that must not grow at all counts by its last step, when everything that has a limit has
+reached it.
 
-Times are the processor's, over stores in memory that answer at once: what requests take by the
-clock is in :mod:`benchmarks.log` and :mod:`benchmarks.producers`.
+Times are CPU times, over stores in memory that answer at once. :mod:`benchmarks.log` and
+:mod:`benchmarks.producer` measure requests by the clock.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.latency import MEMORY
-from benchmarks.log import written
-from benchmarks.queues import fill
-from benchmarks.reading import apart, seconds
-from benchmarks.table import Row
+from benchmarks.log import write_log
+from benchmarks.measuring import apart, median_cpu_seconds, memory_folder, sized
+from benchmarks.stores import NO_COLLECTOR, fill
+from benchmarks.tables import Row
 from buffer_sink.committer import Group, QueueCommitter, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_source.options import SourceOptions
@@ -52,30 +52,37 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 
 LINE = 1.5
-"""How much more a unit of work may cost than at the size before."""
-FLAT = 1.1
-"""How much more of what is not to grow there may be in the last step."""
+"""Goal for a cost that may grow in a straight line: a unit of work, to that at the size before."""
 
-WAITING = (100, 1_000, 10_000, 100_000)
-IN_LOG = (16_000, 64_000, 256_000, 1_024_000)
-PARTITIONS = (4, 16, 64, 256)
-OF_EACH = 10  # batches that wait in a partition
-OBJECTS = (1_000, 4_000, 16_000, 64_000)
-CYCLES = 5
-AGES = (1_000, 10_000, 100_000, 1_000_000)
-EVERY_S = 10.0  # of a query's life, for a micro-batch
+FLAT = 1.1
+"""Goal for a cost that must not grow: the last size, compared with the one before."""
+
+WAITING = sized((100, 1_000, 10_000, 100_000), tiny=(2, 4))
+IN_LOG = sized((16_000, 64_000, 256_000, 1_024_000), tiny=(700, 800))
+PARTITIONS = sized((4, 16, 64, 256), tiny=(2, 4))
+OF_EACH = sized(10, tiny=2)  # batches that wait in a partition
+OBJECTS = sized((1_000, 4_000, 16_000, 64_000), tiny=(4, 8))
+CYCLES = sized(5, tiny=1)
+AGES = sized((1_000, 10_000, 100_000, 1_000_000), tiny=(4, 8))
+EVERY_S = 10.0  # between two micro-batches of a query
 PER_APP = 50_000  # micro-batches, after which another query writes
-YEARS = (1, 4, 16)
-A_DAY = 200  # batches into a queue and into a log
+DAYS_OF_A_YEAR = sized(365, tiny=31)
+YEARS = sized((1, 4, 16), tiny=(1, 2))
+A_DAY = sized(200, tiny=2)  # batches into a queue and into a log
 KEPT_DAYS = 300  # in the log
 OF_PARTITIONS = "sidecars of a topic's partitions, of which one leaves each month"
 STORE = "memory://growth"
 RECORD = encode_batch([b"record"])
-NO_COLLECTOR = GarbageCollectorConfig(enabled=False)
 
 
 class ListingStore(MemoryStore):
-    """Lists a page in the time of a page however many objects there are, as object storage does."""
+    """A store in memory that lists a page in the same time however many objects there are.
+
+    Object storage does so, too.
+
+    Args:
+        now_ms: Clock of the objects, milliseconds since 1970.
+    """
 
     def __init__(self, *, now_ms: Callable[[], int] | None = None) -> None:
         super().__init__("growth", now_ms=now_ms)
@@ -88,10 +95,11 @@ class ListingStore(MemoryStore):
             at = max(bisect_left(keys, prefix), bisect_right(keys, start_after))
             found: list[ObjectInfo] = []
             while at < len(keys) and keys[at].startswith(prefix):
-                if (each := self._objects.get(keys[at])) is not None:
+                stored = self._objects.get(keys[at])
+                if stored is not None:
                     if len(found) == limit:
                         return Listing(tuple(found), self._now_ms(), truncated=True)
-                    found.append(ObjectInfo(keys[at], len(each.data), each.last_modified_ms))
+                    found.append(ObjectInfo(keys[at], len(stored.data), stored.last_modified_ms))
                 at += 1
             return Listing(tuple(found), self._now_ms())
 
@@ -101,72 +109,92 @@ class ListingStore(MemoryStore):
         return super()._write(key, data)
 
 
-def line(what: str, costs: Mapping[int, float], unit: str, scale: float = 1.0) -> Row:
-    """A row of what may grow as the work does.
+def rows() -> Iterator[Row]:
+    """Give all rows of this suite."""
+    yield from queue_rows()
+    yield from log_rows()
+    yield partitions_row()
+    yield from collector_rows()
+    yield from sidecar_rows()
+    yield from query_rows()
+
+
+def line_row(name: str, costs: Mapping[int, float], unit: str, scale: float = 1.0) -> Row:
+    """Return a row for a cost that may grow as the work does.
 
     Args:
-        what: Costs what, and by what it grows.
-        costs: By the size of the work.
-        unit: Of the costs as they are shown, times ``scale``.
+        name: The cost, and the work by which it grows.
+        costs: The cost at each size of the work.
+        unit: Unit of the costs after they are multiplied by ``scale``.
+        scale: Factor for showing the costs.
     """
-    steps = [costs[b] / costs[a] / (b / a) for a, b in pairwise(costs)]
-    return _row(what, max(steps), "the cost of a unit", LINE, costs, unit, scale)
+    steps = [costs[more] / costs[less] / (more / less) for less, more in pairwise(costs)]
+    return _row(name, max(steps), "the cost of a unit", LINE, costs, unit, scale)
 
 
-def flat(
-    what: str, costs: Mapping[int, float], unit: str, most: float = FLAT, scale: float = 1.0
+def flat_row(
+    name: str, costs: Mapping[int, float], unit: str, goal: float = FLAT, scale: float = 1.0
 ) -> Row:
-    """A row of what is not to grow; see :func:`line`."""
+    """Return a row for a cost that must not grow.
+
+    Args:
+        name: The cost, and the work by which it must not grow.
+        costs: The cost at each size of the work.
+        unit: Unit of the costs after they are multiplied by ``scale``.
+        goal: Highest ratio of the last cost to the one before it.
+        scale: Factor for showing the costs.
+    """
     *_, before, last = costs.values()
-    return _row(what, last / before, "as much", most, costs, unit, scale)
+    return _row(name, last / before, "as much", goal, costs, unit, scale)
 
 
 def _row(
-    what: str,
+    name: str,
     worst: float,
     of: str,
-    most: float,
+    goal: float,
     costs: Mapping[int, float],
     unit: str,
     scale: float,
 ) -> Row:
     shown = ", ".join(f"{size:,}: {cost * scale:.3g}" for size, cost in costs.items())
-    return Row(what, f"{worst:.2f} x {of}", f"<= {most:g} x", worst <= most, f"{shown} {unit}")
+    return Row(name, f"{worst:.2f} x {of}", f"<= {goal:g} x", worst <= goal, f"{shown} {unit}")
 
 
 # ---- a queue, and a log
 
 
-def batches_waiting() -> Iterator[Row]:
-    """An append, an opening and a trigger's plan, by how many batches wait."""
+def queue_rows() -> Iterator[Row]:
+    """Measure an append, a consumer's start, and the plan of a trigger, by waiting batches."""
     costs: dict[str, dict[int, float]] = {"append": {}, "open": {}, "plan": {}}
     for waiting in WAITING:
         store = ListingStore()
         fill(store, [b"record"], waiting)
-        costs["plan"][waiting] = plan_s(store, waiting)
-        costs["open"][waiting] = open_s(store, ConsumerConfig(store=STORE, gc=NO_COLLECTOR))
-        costs["append"][waiting] = append_s(store, QueueConfig(store=STORE))
-    yield line("an append, by waiting batches", costs["append"], "ms", 1e3)
-    yield line("a consumer's start, by waiting batches", costs["open"], "ms", 1e3)
-    yield line("a trigger over all that wait, by batches", costs["plan"], "ms", 1e3)
+        costs["plan"][waiting] = plan_seconds(store, waiting)
+        costs["open"][waiting] = open_seconds(store, ConsumerConfig(store=STORE, gc=NO_COLLECTOR))
+        costs["append"][waiting] = append_seconds(store, QueueConfig(store=STORE))
+    yield line_row("an append, by waiting batches", costs["append"], "ms", 1e3)
+    yield line_row("a consumer's start, by waiting batches", costs["open"], "ms", 1e3)
+    yield line_row("a trigger over all waiting batches, by their number", costs["plan"], "ms", 1e3)
 
 
-def log_waiting() -> Iterator[Row]:
-    """The same of a log, behind whose manifest the batches lie in segments."""
-    appends, opens = dict[int, float](), dict[int, float]()
+def log_rows() -> Iterator[Row]:
+    """Measure an append and a reader's start in a log, by the batches in its segments."""
+    appends: dict[int, float] = {}
+    opens: dict[int, float] = {}
     for waiting in IN_LOG:
         with tempfile.TemporaryDirectory() as folder:
-            written(folder, waiting)
+            write_log(folder, waiting)
             store = open_store(folder)
-            appends[waiting] = append_s(store, QueueConfig(store=folder))
+            appends[waiting] = append_seconds(store, QueueConfig(store=folder))
             config = ConsumerConfig(store=folder, gc=NO_COLLECTOR, reader="r")
-            opens[waiting] = open_s(store, config)
-    yield flat("an append to a log, by waiting batches", appends, "ms", LINE, 1e3)
-    yield flat("a reader's start, by waiting batches", opens, "ms", LINE, 1e3)
+            opens[waiting] = open_seconds(store, config)
+    yield flat_row("an append to a log, by waiting batches", appends, "ms", LINE, 1e3)
+    yield flat_row("a reader's start, by waiting batches", opens, "ms", LINE, 1e3)
 
 
-def append_s(store: Store, config: QueueConfig) -> float:
-    """Seconds of one append of one batch."""
+def append_seconds(store: Store, config: QueueConfig) -> float:
+    """Return the CPU seconds of one append of one batch."""
     runtime = SystemRuntime()
     claim = claim_for_writing(store, config, runtime=runtime)
     queue = Queue(store, config, runtime=runtime, role="producer", claim=claim)
@@ -174,79 +202,89 @@ def append_s(store: Store, config: QueueConfig) -> float:
     def append() -> None:
         queue.append([NewEntry(batch_key(config.data_path_prefix, runtime.ulid()))])
 
-    return seconds(append)
+    return median_cpu_seconds(append)
 
 
-def open_s(store: Store, config: ConsumerConfig) -> float:
-    """Seconds until a consumer that starts has its first descriptor."""
+def open_seconds(store: Store, config: ConsumerConfig) -> float:
+    """Return the CPU seconds until a starting consumer has its first descriptor."""
 
     def start() -> None:
         with Consumer(config, store=store) as consumer:
             assert len(consumer.next_descriptors(1)) == 1
 
-    return seconds(start)
+    return median_cpu_seconds(start)
 
 
 # ---- the driver of a query
 
 
-def driver(store: Store, runtime: Runtime) -> MicroBatchStream:
+def _driver(store: Store, runtime: Runtime) -> MicroBatchStream:
     options = SourceOptions.from_spark({"path": "/growth", "gcEnabled": "false"})
     return MicroBatchStream(options, store, runtime)
 
 
-def plan_s(store: Store, expected: int) -> float:
-    """Seconds of the first trigger of a run, from ``latestOffset`` to the tasks."""
+def plan_seconds(store: Store, expected: int) -> float:
+    """Return the CPU seconds of the first trigger of a query, from ``latestOffset`` to the tasks.
+
+    Args:
+        store: The store.
+        expected: Number of batches in all tasks.
+    """
 
     def trigger() -> None:
-        stream = driver(store, SystemRuntime())
+        stream = _driver(store, SystemRuntime())
         tasks = stream.plan_input_partitions(None, stream.latest_offset(None))
         assert sum(len(task.batches) for task in tasks) == expected
         stream.stop()
 
-    return seconds(trigger)
+    return median_cpu_seconds(trigger)
 
 
-def partitions() -> Row:
-    """A trigger's plan over a topic."""
+def partitions_row() -> Row:
+    """Measure the plan of a trigger over a topic, by its partitions."""
     costs = {}
     for count in PARTITIONS:
         store = ListingStore()
         topic = Topic.create(QueueConfig(store=STORE), count, store=store)
         for name in topic.description.names:
             fill(store, [b"record"], OF_EACH, prefix=name)
-        costs[count] = plan_s(store, count * OF_EACH)
-    what = f"a trigger over {OF_EACH} batches of each partition, by partitions"
-    return line(what, costs, "ms", 1e3)
+        costs[count] = plan_seconds(store, count * OF_EACH)
+    name = f"a trigger over {OF_EACH} batches of each partition, by partitions"
+    return line_row(name, costs, "ms", 1e3)
 
 
-def rss_mib() -> float:
-    """Memory of this process now."""
-    gc.collect()
-    (found,) = [
-        each for each in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in each
-    ]
-    return int(found.split()[1]) / 1024
+def query_rows() -> Iterator[Row]:
+    """Measure the memory and the offsets of a query, by its age in micro-batches."""
+    found: dict[int, tuple[float, float]] = apart(live, AGES)
+    memory = {age: memory_mib for age, (memory_mib, _) in found.items()}
+    offsets = {age: offset_kib for age, (_, offset_kib) in found.items()}
+    yield flat_row("memory of a query's driver, by micro-batches", memory, "MiB")
+    # It names the queries that wrote within 30 days (isolation.HORIZON_DAYS).
+    yield line_row("the offset in its checkpoint, by micro-batches", offsets, "KiB")
 
 
-def lives(ages: tuple[int, ...], results: Any) -> None:
-    """One process: the driver of a query that gets older, and the world around it.
+def live(ages: tuple[int, ...], results: Any) -> None:
+    """Be the driver of a query that grows old, in a process of its own.
 
-    Each micro-batch reads a batch of a producer and one of a Spark sink, whose query is now and
-    then another one. Offsets go through JSON as they do in Spark.
+    Each micro-batch reads a batch of a producer and a batch of a Spark sink, whose query changes
+    now and then. Offsets go through JSON, as they do in Spark.
+
+    Args:
+        ages: The numbers of micro-batches at which to measure.
+        results: Gets the memory in MiB and the size of an offset in KiB, by age.
     """
     runtime = ManualRuntime()
     store = MemoryStore("growth", now_ms=runtime.now_ms)
     queue = Queue(store, QueueConfig(store=STORE), runtime=runtime, role="producer")
-    stream = driver(store, runtime)
+    stream = _driver(store, runtime)
     start: SourceOffset | None = None
     found: dict[int, tuple[float, float]] = {}
     for number in range(max(ages)):
         runtime.advance(EVERY_S)
-        runtime.slept.clear()  # what the clock of a test keeps is no memory of a driver
+        runtime.slept.clear()  # the list belongs to the clock of this test, not to the driver
         txn = Transaction(f"app-{number // PER_APP}", number)
         metadata = (Metadata(0, runtime.now_ms()),)
-        names = [batch_key("ingest", runtime.ulid(), each) for each in (None, txn)]
+        names = [batch_key("ingest", runtime.ulid(), writer) for writer in (None, txn)]
         queue.append([NewEntry(name, metadata) for name in names])
         end = stream.latest_offset(start)
         if start is not None:
@@ -256,47 +294,50 @@ def lives(ages: tuple[int, ...], results: Any) -> None:
         text = json.dumps(end.to_json())
         start = SourceOffset.from_json(json.loads(text))
         if number + 1 in ages:
-            found[number + 1] = rss_mib(), len(text) / 1024
+            found[number + 1] = _memory_mib(), len(text) / 1024
     results.put(found)
 
 
-def query_age() -> Iterator[Row]:
-    """Memory and offsets of a query that never ends."""
-    found: dict[int, tuple[float, float]] = apart(lives, AGES)
-    memory, offsets = ({age: each[n] for age, each in found.items()} for n in (0, 1))
-    yield flat("memory of a query's driver, by micro-batches", memory, "MiB")
-    # It names the queries that wrote within 30 days (isolation.HORIZON_DAYS).
-    yield line("the offset in its checkpoint, by micro-batches", offsets, "KiB")
+def _memory_mib() -> float:
+    """Return the memory of this process now, in MiB."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text().splitlines()
+    (memory,) = [text for text in status if text.startswith("VmRSS")]
+    return int(memory.split()[1]) / 1024
 
 
 # ---- sidecars
 
 
-def sidecars(days_of_a_year: int = 365) -> Iterator[Row]:
-    """The sizes of the small objects beside a queue, a log and a topic, by years.
+def sidecar_rows() -> Iterator[Row]:
+    """Measure the small objects next to a queue, a log and a topic, by years.
 
-    Each day batches are written and read, a Spark query writes, and the collector runs; each month
-    a partition leaves the topic and another one comes, and ``opendata-buffer gc`` has run over the
-    topic. The log keeps 300 days. What a partition leaves behind is kept for ever, so that
-    nobody writes to it again: that may grow as they leave.
+    Each day batches are written and read, a Spark query writes, and the collector runs. Each
+    month ``opendata-buffer gc`` runs over the topic, one partition leaves it, and another one
+    comes. The log keeps 300 days. A partition that leaves keeps its sidecars forever, so that no
+    process writes to it again. That may grow with the number of partitions that left.
     """
     runtime = ManualRuntime()
     store, topic = (ListingStore(now_ms=runtime.now_ms) for _ in range(2))
-    days = [_queue_day(store, runtime), _log_day(store, runtime), _topic_day(topic, runtime)]
-    sizes = defaultdict[str, dict[int, float]](dict)
-    for day in range(1, days_of_a_year * max(YEARS) + 1):
+    live_a_day = [
+        _queue_day(store, runtime),
+        _log_day(store, runtime),
+        _topic_day(topic, runtime),
+    ]
+    sizes: dict[str, dict[int, float]] = defaultdict(dict)
+    for day in range(1, DAYS_OF_A_YEAR * max(YEARS) + 1):
         runtime.advance(86_400)
-        for each in days:
-            each(day)
-        years, rest = divmod(day, days_of_a_year)
+        for live_day in live_a_day:
+            live_day(day)
+        years, rest = divmod(day, DAYS_OF_A_YEAR)
         if rest == 0 and years in YEARS:
             for info in (*store.list("").objects, *topic.list("").objects):
                 if info.key.endswith(".json"):
-                    of = sizes[OF_PARTITIONS if info.key.startswith("p-") else info.key]
-                    of[years] = of.get(years, 0.0) + info.size / 1024
-    yield line(f"{OF_PARTITIONS}, by years", sizes.pop(OF_PARTITIONS), "KiB")
+                    by_years = sizes[OF_PARTITIONS if info.key.startswith("p-") else info.key]
+                    by_years[years] = by_years.get(years, 0.0) + info.size / 1024
+    yield line_row(f"{OF_PARTITIONS}, by years", sizes.pop(OF_PARTITIONS), "KiB")
     for key, by_years in sorted(sizes.items()):
-        yield flat(f"{key}, by years", by_years, "KiB")
+        yield flat_row(f"{key}, by years", by_years, "KiB")
 
 
 def _queue_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
@@ -371,41 +412,40 @@ def _topic_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
 # ---- the collector
 
 
-def collector() -> Iterator[Row]:
-    """A cycle over objects of which one half is queued and the other garbage."""
+def collector_rows() -> Iterator[Row]:
+    """Measure a cycle over objects of which one half is queued and the other half is garbage."""
     for where in ("object storage", "a directory"):
-        times, requests = dict[int, float](), dict[int, float]()
+        times: dict[int, float] = {}
+        requests: dict[int, float] = {}
         for count in OBJECTS:
-            found = list[tuple[float, float]]()
+            found = []
             for _ in range(CYCLES):
-                with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
+                with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
                     inner = ListingStore() if where == "object storage" else LocalStore(folder)
-                    found.append(cycle(inner, count))
+                    found.append(collector_cycle(inner, count))
             times[count], requests[count] = sorted(found)[CYCLES // 2]
-        yield line(f"a cycle of the collector over {where}, by objects", times, "s")
-        yield line(f"its requests, over {where}", requests, "requests")
+        yield line_row(f"a cycle of the collector over {where}, by objects", times, "s")
+        yield line_row(f"its requests, over {where}", requests, "requests")
 
 
-def cycle(inner: Store, count: int) -> tuple[float, float]:
-    """Seconds and requests of a cycle."""
+def collector_cycle(inner: Store, count: int) -> tuple[float, float]:
+    """Run a cycle of the collector.
+
+    Args:
+        inner: An empty store.
+        count: Number of objects.
+
+    Returns:
+        CPU seconds, and the number of requests.
+    """
     config = ConsumerConfig(store=STORE, gc=GarbageCollectorConfig(grace_period_ms=1))
     claim_for_writing(inner, config, runtime=SystemRuntime(), grace_ms=1)
     for _ in range(2):  # the manifest has the second half only
         fill(inner, [b"record"], count // 2)
-        time.sleep(0.01)  # the grace period; and the names of both halves differ in time
+        time.sleep(0.01)  # more than the grace period, and the times in the names differ
     store = FaultyStore(inner, SystemRuntime())
     began = time.process_time()
     report = GarbageCollector(store, config).run_once()
     took = time.process_time() - began
     assert report.deleted == count // 2
     return took, float(sum(store.operations.values()))
-
-
-def run() -> Iterator[Row]:
-    """All lines of this suite, in the order of the report."""
-    yield from batches_waiting()
-    yield from log_waiting()
-    yield partitions()
-    yield from collector()
-    yield from sidecars()
-    yield from query_age()

@@ -1,115 +1,204 @@
-"""End to end: from the call that produces a record until a consumer, or a query, has it.
+"""How long does a record take from the call that produces it to a consumer, or to a query?
 
-One process produces records at a steady rate, each with the time of its call; another one reads.
-On one machine both see the same monotonic clock. Ours waits for the disk before a record counts,
-Kafka does not unless its topic says so. Each is measured beside the one that promises the same:
-ours on a disk beside a topic that is flushed at each message, and Kafka's defaults beside ours in
-a directory that is memory, where there is nothing to wait for.
+One process produces records at a steady pace, each with the time of its call, and another process
+reads them. Both see the same monotonic clock. Our producer waits for the disk before a record
+counts as durable. Kafka does not, unless the topic says so. So each of our rows is compared with
+the setup that promises the same: a directory on a disk with a topic that is flushed after each
+message, and a directory in memory, where there is nothing to wait for, with Kafka's defaults.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.kafka import client, fill
-from benchmarks.table import Row
-from opendata_buffer import (
-    Consumer,
-    ConsumerConfig,
-    GarbageCollectorConfig,
-    Producer,
-    ProducerConfig,
-    TopicConsumer,
+from benchmarks import kafka
+from benchmarks.measuring import (
+    MEMORY,
+    age_ms,
+    in_turns,
+    p99,
+    paced,
+    sized,
+    stamped,
+    start_process,
 )
+from benchmarks.stores import NO_COLLECTOR
+from benchmarks.tables import Row
+from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, TopicConsumer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
-RECORDS_S = 500
-SECONDS = 4.0
-WARM_S = 1.0
-ROUNDS = 3
-SPARK_SECONDS, SPARK_WARM_S = 9.0, 4.0  # the first micro-batches compile and start workers
+RECORD_BYTES = 100
+RECORDS_S = sized(500, tiny=40)
+SECONDS = sized(4.0, tiny=0.5)
+WARM_S = sized(1.0, tiny=0.1)
+ROUNDS = sized(3, tiny=1)
+SPARK_SECONDS, SPARK_WARM_S = sized((9.0, 4.0), tiny=(0.5, 0.1))
+"""The first micro-batches compile code and start Python workers."""
+
 POLL_S = 0.001
 PATIENCE_S = 60.0
 FLUSH_MS = 10
 DEFAULT_LINGER_MS = 5
-"""Of Kafka's client."""
-
-MEMORY = Path("/dev/shm")
-
-KAFKA: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
-    "Kafka": ({}, {}),
-    "Kafka, linger 0": ({"linger.ms": 0}, {}),
-    "Kafka, linger 10 ms, waits for its disk": ({"linger.ms": 10}, {"flush.messages": "1"}),
-}
-"""Settings of producer and topic."""
+"""Default of Kafka's client."""
 
 DURABLE = "Kafka, linger 10 ms, waits for its disk"
-"""The one that promises what we promise."""
+"""The setup of Kafka that promises what our producer promises."""
 
-Feed = Callable[[bytes], object]
-T = TypeVar("T")
+SETUPS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "Kafka": ({}, {}),
+    "Kafka, linger 0": ({"linger.ms": 0}, {}),
+    DURABLE: ({"linger.ms": 10}, {"flush.messages": "1"}),
+}
+"""Settings of Kafka's producer and topic."""
 
-
-def stamped() -> bytes:
-    return b"%020d" % time.monotonic_ns() + b"x" * 80
-
-
-def age_ms(record: bytes) -> float:
-    return (time.monotonic_ns() - int(record[:20])) / 1e6
+Take = Callable[[], list[bytes]]
 
 
-def p99(delays: list[float]) -> float:
-    return statistics.quantiles(delays, n=100)[98]
+def rows(address: str | None) -> Iterator[Row]:
+    """Measure one producer and one consumer in Python.
+
+    Args:
+        address: Address of Kafka, or ``None`` to measure our side alone.
+    """
+    durable = f"ours, {FLUSH_MS} ms flush, waits for its disk"
+    measures: dict[str, Callable[[], list[float]]] = {durable: partial(_ours, FLUSH_MS, None)}
+    if address is not None:
+        measures |= {name: partial(_of_kafka, address, name) for name in SETUPS}
+    goals = {durable: DURABLE}
+    if MEMORY.is_dir():
+        in_memory = f"ours, {DEFAULT_LINGER_MS} ms flush, a directory in memory"
+        measures[in_memory] = partial(_ours, DEFAULT_LINGER_MS, str(MEMORY))
+        goals[in_memory] = "Kafka"
+    found = in_turns(measures, ROUNDS)
+    yield from _report("end to end, one producer and one consumer", found, goals)
 
 
-def feed(produce: Feed, seconds: float, poll: Callable[[], object] = lambda: None) -> int:
-    """Open loop: records are due at fixed times, however long earlier ones take."""
-    count = int(seconds * RECORDS_S)
-    started = time.monotonic()
-    for number in range(count):
-        wait = started + number / RECORDS_S - time.monotonic()
-        if wait > 0:
-            time.sleep(wait)
-        produce(stamped())
-        poll()
-    return count
+def spark_rows(spark: SparkSession, address: str | None) -> Iterator[Row]:
+    """Measure one producer and a query.
+
+    Args:
+        spark: A session.
+        address: Address of Kafka, or ``None`` to measure our side alone.
+    """
+    ours = f"ours, {FLUSH_MS} ms flush"
+    measures: dict[str, Callable[[], list[float]]] = {ours: partial(_ours_in_spark, spark)}
+    if address is not None:
+        measures["Kafka"] = partial(_kafka_in_spark, spark, address)
+    found = in_turns(measures, ROUNDS)
+    yield from _report("end to end, one producer and a query", found, {ours: "Kafka"})
 
 
-def produce_ours(directory: str, seconds: float, flush_ms: int) -> None:
-    """One process."""
+def _report(
+    what: str, found: Mapping[str, Sequence[Sequence[float]]], goals: Mapping[str, str]
+) -> Iterator[Row]:
+    """Give a row for each way: the median of the p99 of its rounds, with the least and the most.
+
+    Args:
+        what: The thing that was measured.
+        found: The milliseconds of all records of each round.
+        goals: For each of our ways, the other way that it must not be slower than.
+    """
+    p99s = {name: sorted(map(p99, rounds)) for name, rounds in found.items()}
+    for name, rounds in found.items():
+        median = statistics.median(p99s[name])
+        p50 = statistics.median(statistics.median(delays) for delays in rounds)
+        other = goals.get(name)
+        goal = statistics.median(p99s[other]) if other in p99s else None
+        yield Row(
+            f"{what}: {name}",
+            f"p99 {median:.1f} ms",
+            "" if goal is None else f"<= {goal:.1f} ms of {other}",
+            None if goal is None else median <= goal,
+            f"{p99s[name][0]:.1f} to {p99s[name][-1]:.1f} in {len(rounds)} rounds, p50 {p50:.1f}",
+        )
+
+
+# ---- processes that produce
+
+
+def produce(directory: str, seconds: float, flush_ms: int) -> None:
+    """Produce to a queue, in a process of its own."""
     with Producer(ProducerConfig(store=directory, flush_interval_ms=flush_ms)) as producer:
-        feed(producer.send, seconds)
+        paced(RECORDS_S, seconds, lambda: producer.send(stamped(RECORD_BYTES)))
 
 
-def produce_kafka(address: str, topic: str, seconds: float, settings: dict[str, Any]) -> None:
-    """One process."""
-    producer = client().Producer({"bootstrap.servers": address, **settings})
-    producer.list_topics(topic, PATIENCE_S)  # connecting is not what is measured
-    feed(lambda record: producer.produce(topic, record), seconds, lambda: producer.poll(0))
+def produce_to_kafka(address: str, topic: str, seconds: float, settings: dict[str, Any]) -> None:
+    """Produce to a topic of Kafka, in a process of its own."""
+    producer = kafka.client().Producer({"bootstrap.servers": address, **settings})
+    producer.list_topics(topic, PATIENCE_S)  # connects, which is not part of the measurement
+
+    def call() -> None:
+        producer.produce(topic, stamped(RECORD_BYTES))
+        producer.poll(0)
+
+    paced(RECORDS_S, seconds, call)
     producer.flush(PATIENCE_S)
 
 
-def beside(target: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
-    process.start()
-    return process
+# ---- a consumer in Python
 
 
-def delays_of(
-    take: Callable[[], list[bytes]], producing: multiprocessing.process.BaseProcess
-) -> list[float]:
-    """Milliseconds of each record, without those of the warm-up."""
+@contextmanager
+def consuming_topic(directory: str, timeout_s: float) -> Iterator[Take]:
+    """Give a function that takes and acknowledges the next batch of one of our topics.
+
+    Args:
+        directory: Directory of the topic.
+        timeout_s: Seconds that the function waits for a batch.
+    """
+    with TopicConsumer(directory) as consumer:
+
+        def take() -> list[bytes]:
+            batch = consumer.next_batch(timeout=timeout_s)
+            if batch is None:
+                return []
+            batch.ack()
+            return list(batch.entries)
+
+        yield take
+
+
+def _ours(flush_ms: int, where: str | None) -> list[float]:
+    with tempfile.TemporaryDirectory(prefix="buffer-bench-", dir=where) as directory:
+        config = ConsumerConfig(
+            store=directory,
+            create_if_missing=True,  # it starts before the process that produces
+            gc=NO_COLLECTOR,
+        )
+        with Consumer(config) as consumer:
+
+            def take() -> list[bytes]:
+                batch = consumer.next_batch()
+                if batch is None:
+                    time.sleep(POLL_S)
+                    return []
+                consumer.ack(batch.sequence)
+                return list(batch.entries)
+
+            return _delays(take, start_process(produce, directory, SECONDS, flush_ms))
+
+
+def _of_kafka(address: str, name: str) -> list[float]:
+    producer_settings, topic_settings = SETUPS[name]
+    topic = f"latency-{time.monotonic_ns()}"
+    kafka.fill(address, topic, 1, [b"%020d" % 0], 1, topic_settings)
+    with kafka.consuming(address, topic, POLL_S, first_record=True) as take:
+        arguments = (address, topic, SECONDS, producer_settings)
+        return _delays(take, start_process(produce_to_kafka, *arguments))
+
+
+def _delays(take: Take, producing: BaseProcess) -> list[float]:
+    """Return the milliseconds of each record after the warm-up."""
     wanted = int(SECONDS * RECORDS_S)
     found: list[float] = []
     until = time.monotonic() + SECONDS + PATIENCE_S
@@ -123,105 +212,22 @@ def delays_of(
     return found[int(WARM_S * RECORDS_S) :]
 
 
-def ours(flush_ms: int, where: Path | None = None) -> list[float]:
-    with tempfile.TemporaryDirectory(prefix="buffer-bench-", dir=where) as directory:
-        config = ConsumerConfig(
-            store=directory,
-            create_if_missing=True,  # it starts before the producer's process
-            gc=GarbageCollectorConfig(enabled=False),
-        )
-        with Consumer(config) as consumer:
-
-            def take() -> list[bytes]:
-                batch = consumer.next_batch()
-                if batch is None:
-                    time.sleep(POLL_S)
-                    return []
-                consumer.ack(batch.sequence)
-                return list(batch.entries)
-
-            return delays_of(take, beside(produce_ours, directory, SECONDS, flush_ms))
+# ---- a query
 
 
-@contextmanager
-def taken_from_kafka(
-    address: str, topic: str, timeout_s: float, *, joined: bool
-) -> Iterator[Callable[[], list[bytes]]]:
-    """A call that takes what a topic has. ``joined``: the topic has one record, and the consumer
-    has read it and so joined its group, which is not what is measured."""
-    consumer = client().Consumer(
-        {"bootstrap.servers": address, "group.id": topic, "auto.offset.reset": "earliest"}
-    )
-    try:
-        consumer.subscribe([topic])
-        if joined and len(consumer.consume(1, timeout=PATIENCE_S)) != 1:
-            raise RuntimeError("Kafka gave no record")
-        yield lambda: [each.value() for each in consumer.consume(1_000, timeout=timeout_s)]
-    finally:
-        consumer.close()
-
-
-@contextmanager
-def taken_from_topic(directory: str, timeout_s: float) -> Iterator[Callable[[], list[bytes]]]:
-    """A call that takes and acknowledges the next batch of a topic of ours."""
-    with TopicConsumer(directory) as consumer:
-
-        def take() -> list[bytes]:
-            batch = consumer.next_batch(timeout=timeout_s)
-            if batch is None:
-                return []
-            batch.ack()
-            return list(batch.entries)
-
-        yield take
-
-
-def kafka(address: str, name: str) -> list[float]:
-    to, settings = KAFKA[name]
-    topic = f"latency-{time.monotonic_ns()}"
-    fill(address, topic, 1, [b"%020d" % 0], 1, settings)
-    with taken_from_kafka(address, topic, POLL_S, joined=True) as take:
-        return delays_of(take, beside(produce_kafka, address, topic, SECONDS, to))
-
-
-def latency_rows(address: str) -> Iterator[Row]:
-    """p99 of each way without Spark, in turns."""
-    durable = f"ours, {FLUSH_MS} ms flush, waits for its disk"
-    measures: dict[str, Callable[[], list[float]]] = {
-        durable: lambda: ours(FLUSH_MS),
-        **{name: lambda name=name: kafka(address, name) for name in KAFKA},  # type: ignore[misc]
-    }
-    goals = {durable: DURABLE}
-    if MEMORY.is_dir():
-        in_memory = f"ours, {DEFAULT_LINGER_MS} ms flush, a directory in memory"
-        measures[in_memory] = lambda: ours(DEFAULT_LINGER_MS, MEMORY)
-        goals[in_memory] = "Kafka"
-    yield from rows("end to end, one producer and one consumer", in_turns(measures), goals)
-
-
-def spark_latency_rows(spark: SparkSession, address: str) -> Iterator[Row]:
-    """p99 from the call of a producer until a query of Spark's has the record."""
-    ours = f"ours, {FLUSH_MS} ms flush"
-    measures: dict[str, Callable[[], list[float]]] = {
-        ours: lambda: of_ours_in_spark(spark),
-        "Kafka": lambda: of_kafka_in_spark(spark, address),
-    }
-    yield from rows("end to end, one producer and a query", in_turns(measures), {ours: "Kafka"})
-
-
-def of_ours_in_spark(spark: SparkSession) -> list[float]:
+def _ours_in_spark(spark: SparkSession) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="buffer-bench-") as home:
         store = f"{home}/store"
         with Producer(ProducerConfig(store=store)) as producer:
             producer.send(b"%020d" % 0)
         frame = spark.readStream.format("opendata-buffer").option("gcEnabled", "false").load(store)
-        produce = partial(beside, produce_ours, store, SPARK_SECONDS, FLUSH_MS)
-        return delays_in_query(frame, f"{home}/checkpoint", produce)
+        start = partial(start_process, produce, store, SPARK_SECONDS, FLUSH_MS)
+        return _delays_in_query(frame, f"{home}/checkpoint", start)
 
 
-def of_kafka_in_spark(spark: SparkSession, address: str) -> list[float]:
+def _kafka_in_spark(spark: SparkSession, address: str) -> list[float]:
     topic = f"latency-{time.monotonic_ns()}"
-    fill(address, topic, 1, [b"%020d" % 0], 1)
+    kafka.fill(address, topic, 1, [b"%020d" % 0], 1)
     frame = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", address)
@@ -230,16 +236,20 @@ def of_kafka_in_spark(spark: SparkSession, address: str) -> list[float]:
         .load()
     )
     with tempfile.TemporaryDirectory(prefix="buffer-bench-") as home:
-        produce = partial(beside, produce_kafka, address, topic, SPARK_SECONDS, {})
-        return delays_in_query(frame, f"{home}/checkpoint", produce)
+        start = partial(start_process, produce_to_kafka, address, topic, SPARK_SECONDS, {})
+        return _delays_in_query(frame, f"{home}/checkpoint", start)
 
 
-def delays_in_query(
-    frame: DataFrame,
-    checkpoint: str,
-    produce: Callable[[], multiprocessing.process.BaseProcess],
+def _delays_in_query(
+    frame: DataFrame, checkpoint: str, start_producing: Callable[[], BaseProcess]
 ) -> list[float]:
-    """Milliseconds of each record, in a query that has started; without those of the warm-up."""
+    """Return the milliseconds of each record after the warm-up, in a query that has started.
+
+    Args:
+        frame: A stream with one record, which shows that the query has started.
+        checkpoint: A directory that does not exist yet.
+        start_producing: Starts the process that produces.
+    """
     found: list[float] = []
 
     def take(batch: DataFrame, number: int) -> None:
@@ -252,7 +262,7 @@ def delays_in_query(
     query = writer.start()
     try:
         _await(query, lambda: len(found) >= 1)
-        producing = produce()
+        producing = start_producing()
         _await(query, lambda: len(found) >= wanted)
         producing.join(PATIENCE_S)
     finally:
@@ -261,41 +271,9 @@ def delays_in_query(
 
 
 def _await(query: StreamingQuery, done: Callable[[], bool]) -> None:
+    from benchmarks.queries import ended_within
+
     until = time.monotonic() + SPARK_SECONDS + PATIENCE_S
     while not done():
-        if query.awaitTermination(0.05) or time.monotonic() > until:
+        if ended_within(query, 0.05) or time.monotonic() > until:
             raise RuntimeError(f"not all records came: {query.exception()}")
-
-
-def in_turns(measures: dict[str, Callable[[], T]], rounds: int = ROUNDS) -> dict[str, list[T]]:
-    """So many rounds; each begins with another one."""
-    found: dict[str, list[T]] = {name: [] for name in measures}
-    names = list(measures)
-    for turn in range(rounds):
-        begin = turn % len(names)
-        for name in names[begin:] + names[:begin]:
-            found[name].append(measures[name]())
-    return found
-
-
-def rows(what: str, found: dict[str, list[list[float]]], goals: dict[str, str]) -> Iterator[Row]:
-    """A row for each way: median p99 of its rounds, with least and most.
-
-    Args:
-        what: Was measured.
-        found: Milliseconds of the records of each round.
-        goals: For each of ours, which of the others it is to be no later than.
-    """
-    most = {name: sorted(map(p99, rounds)) for name, rounds in found.items()}
-    for name, rounds in found.items():
-        median = statistics.median(most[name])
-        p50 = statistics.median(statistics.median(each) for each in rounds)
-        goal = goals.get(name)
-        bar = None if goal is None else statistics.median(most[goal])
-        yield Row(
-            f"{what}: {name}",
-            f"p99 {median:.1f} ms",
-            "" if bar is None else f"<= {bar:.1f} ms of {goal}",
-            None if bar is None else median <= bar,
-            f"{most[name][0]:.1f} to {most[name][-1]:.1f} in {len(rounds)} rounds, p50 {p50:.1f}",
-        )

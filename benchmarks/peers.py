@@ -1,40 +1,57 @@
-"""Beside the competitors, on the same machine and the same data: Kafka and Spark's own sources.
+"""How fast is the library compared with Kafka and with Spark's own sources?
 
-Each competitor runs at its defaults and tuned; the goal is against the better of the two. All
-take turns in an order that is rotated from round to round, and what counts is the median, with the
-least and the most beside it. The broker has no replicas and does not wait for its disk, as Kafka's
-defaults are; ours writes to a directory and waits for it.
+All run on the same machine with the same data. Each competitor runs with its defaults and tuned,
+and the goal is against the better of the two. They take turns, each round begins with the next
+one, and the median counts, with the least and the most next to it. Kafka's broker has no replicas
+and does not wait for its disk, as its defaults are. Ours writes to a directory and waits for it.
+
+A query reads the same rows in micro-batches of the same size into ``noop``, and the ``addBatch``
+of the micro-batches after the first one counts. A sink writes the rows of Spark's source of rates.
+Records that become columns are those of :func:`benchmarks.spark_source.typed_records`, as many in
+as many files and micro-batches.
+
+Without Java and Maven the suite measures our side alone. :mod:`benchmarks.latency` has the rows
+about the time of a single record.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.kafka import client, fill, running, why_not
-from benchmarks.latency import latency_rows
-from benchmarks.queues import Queued, records_of
-from benchmarks.queues import fill as fill_queue
-from benchmarks.table import Row
-from opendata_buffer import (
-    Consumer,
-    ConsumerConfig,
-    GarbageCollectorConfig,
-    Producer,
-    ProducerConfig,
-    fetch_many,
-)
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks import kafka, latency
+from benchmarks.kafka import TUNED_SOURCE
+from benchmarks.measuring import MIB, in_turns, sized
+from benchmarks.stores import NO_COLLECTOR, Queued, log_events, records_of
+from benchmarks.stores import fill as fill_queue
+from benchmarks.tables import Row, not_run
+from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, fetch_many
 from opendata_buffer.stores.local import LocalStore
 
-RECORDS = 500_000
-BATCHES = 10
-PARTITIONS = 8
-ROUNDS = 5
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-PRODUCERS = {
+RECORDS = sized(500_000, tiny=200)
+BATCHES = sized(10, tiny=2)
+PARTITIONS = sized(8, tiny=1)
+ROUNDS = sized(5, tiny=1)
+WARM_UP = sized(1, tiny=0)
+FIRST_WARM_UP = sized(2, tiny=0)
+"""Rounds of the first Spark row that do not count: the JVM compiles code that all rows run."""
+
+PRODUCERS: dict[str, dict[str, Any]] = {
     "confluent-kafka": {"queue.buffering.max.messages": 1_000_000},
     "confluent-kafka, tuned": {
         "queue.buffering.max.messages": 10_000_000,
@@ -44,7 +61,7 @@ PRODUCERS = {
         "compression.type": "lz4",
     },
 }
-CONSUMERS = {
+CONSUMERS: dict[str, dict[str, Any]] = {
     "confluent-kafka": {},
     "confluent-kafka, tuned": {
         "fetch.message.max.bytes": 16_000_000,
@@ -55,61 +72,118 @@ CONSUMERS = {
     },
 }
 
+OBJECTS = sized(16, tiny=2)  # of a micro-batch, and as many files
+OBJECT_BYTES = sized(8 * MIB, tiny=MIB // 64)
+MICRO_BATCHES = 2  # of a query over bytes; the second one counts
+SINK_ROWS = sized(400_000, tiny=200)
+TUNED_SINK = {
+    "kafka.linger.ms": "50",
+    "kafka.batch.size": "1000000",
+    "kafka.buffer.memory": "134217728",
+    "kafka.compression.type": "lz4",
+}
+THROWN_AWAY = "a writer in Python that throws the rows away, the limit of any sink in Python"
+NOOP = "noop, the rows made and thrown away in the JVM"
 
-class Turns:
-    """Takes the same measure of several, in turns.
+Goals = Mapping[str, tuple[float | None, tuple[str, ...]]]
+"""For each of our ways, the goal as a multiple of the best of other ways. The multiple is ``None``
+for a way that only shows a limit."""
+
+
+def rows(part: str = "") -> Iterator[Row]:
+    """Give the rows of this suite.
 
     Args:
-        measures: Each gives its rate, in M rows or records a second.
+        part: ``python`` or ``spark`` for one part only.
     """
-
-    def __init__(self, measures: dict[str, Callable[[], float]]) -> None:
-        self._measures = measures
-        self.rates: dict[str, list[float]] = {name: [] for name in measures}
-
-    def run(self, rounds: int = ROUNDS, warm_up: int = 1) -> None:
-        """So many rounds after those that do not count; each begins with another one."""
-        names = list(self._measures)
-        for turn in range(warm_up + rounds):
-            begin = turn % len(names)
-            for name in names[begin:] + names[:begin]:
-                rate = self._measures[name]()
-                if turn >= warm_up:
-                    self.rates[name].append(rate)
-
-    def rows(
-        self, what: str, goals: Mapping[str, tuple[float | None, tuple[str, ...]]]
-    ) -> Iterator[Row]:
-        """A row for each; for some with what it is of the best of the others, and the goal.
-
-        Args:
-            what: Was measured.
-            goals: For each of ours, how many times the best of which others it is to reach. For
-                what shows a limit there is no goal (None).
-        """
-        for name, rates in self.rates.items():
-            if name not in goals:
-                yield Row(f"{what}: {name}", spread(rates))
-                continue
-            times, others = goals[name]
-            best = max(statistics.median(self.rates[other]) for other in others)
-            ratio = statistics.median(rates) / best
-            yield Row(
-                f"{what}: {name} / the best of {', '.join(others)}",
-                f"{ratio:.2f} x",
-                "" if times is None else f">= {times:g} x",
-                None if times is None else ratio >= times,
-                spread(rates),
-            )
+    with kafka.running_if_possible() as address:
+        if address is None:
+            yield not_run("Kafka", kafka.why_not())
+        if part in ("", "python"):
+            yield from _producer_rows(address)
+            yield from _consumer_rows(address)
+            yield from latency.rows(address)
+        if part in ("", "spark"):
+            with kafka.spark_session(address) as (spark, home):
+                yield from spark_rows(spark, home, address)
 
 
-def spread(rates: list[float]) -> str:
-    """Median, least and most."""
+def spark_rows(spark: SparkSession, home: Path, address: str | None) -> Iterator[Row]:
+    """Give the rows that need Spark.
+
+    Args:
+        spark: A session, with Kafka's connector if there is an address.
+        home: An empty directory.
+        address: Address of Kafka, or ``None`` to measure our side alone.
+    """
+    for size, goal in ((100, 2.5), (1000, 1.0)):
+        yield from _bytes_rows(spark, address, home / f"bytes-{size}", size, goal)
+    yield from _json_rows(spark, address, home / "json")
+    yield from _sink_rows(spark, address)
+    yield from latency.spark_rows(spark, address)
+
+
+# ---- reports
+
+
+def _report(what: str, rates: Mapping[str, list[float]], goals: Goals) -> Iterator[Row]:
+    """Give a row for each way.
+
+    Args:
+        what: The thing that was measured.
+        rates: Million records or rows per second of each round.
+        goals: The goals. Ways that were not measured are ignored.
+    """
+    for name, own_rates in rates.items():
+        times, others = goals.get(name, (None, ()))
+        measured_others = [other for other in others if other in rates]
+        if not measured_others:
+            yield Row(f"{what}: {name}", _spread(own_rates))
+            continue
+        best = max(statistics.median(rates[other]) for other in measured_others)
+        ratio = statistics.median(own_rates) / best
+        yield Row(
+            f"{what}: {name} / the best of {', '.join(measured_others)}",
+            f"{ratio:.2f} x",
+            "" if times is None else f">= {times:g} x",
+            None if times is None else ratio >= times,
+            _spread(own_rates),
+        )
+
+
+def _spread(rates: list[float]) -> str:
     return f"{statistics.median(rates):.2f} M/s ({min(rates):.2f} to {max(rates):.2f})"
 
 
-def produce_to_kafka(address: str, settings: dict[str, Any], records: list[bytes]) -> float:
-    producer = client().Producer({"bootstrap.servers": address, **settings})
+# ---- producers and consumers in Python
+
+
+def _producer_rows(address: str | None) -> Iterator[Row]:
+    records = records_of(100, RECORDS)
+    measures: dict[str, Callable[[], float]] = {"send": partial(_send, records)}
+    if address is not None:
+        kafka.fill(address, "produced", PARTITIONS, [], 0)
+        for name, settings in PRODUCERS.items():
+            measures[name] = partial(_send_to_kafka, address, settings, records)
+    rates = in_turns(measures, ROUNDS, WARM_UP)
+    yield from _report("a record of 100 bytes a call", rates, {"send": (1.0, tuple(PRODUCERS))})
+
+
+def _send(records: list[bytes]) -> float:
+    """Return million records per second until all are durable."""
+    with tempfile.TemporaryDirectory() as home:
+        with Producer(ProducerConfig(store=home)) as producer:
+            send = producer.send
+            started = time.perf_counter()
+            handles = [send(record) for record in records]
+            producer.flush()
+            taken = time.perf_counter() - started
+        assert handles[-1].done()
+    return len(records) / taken / 1e6
+
+
+def _send_to_kafka(address: str, settings: dict[str, Any], records: list[bytes]) -> float:
+    producer = kafka.client().Producer({"bootstrap.servers": address, **settings})
     produce, poll = producer.produce, producer.poll
     started = time.perf_counter()
     for record in records:
@@ -122,20 +196,42 @@ def produce_to_kafka(address: str, settings: dict[str, Any], records: list[bytes
     return len(records) / (time.perf_counter() - started) / 1e6
 
 
-def send(records: list[bytes]) -> float:
-    with tempfile.TemporaryDirectory() as home:
-        with Producer(ProducerConfig(store=home)) as producer:
-            send = producer.send
-            started = time.perf_counter()
-            handles = [send(record) for record in records]
-            producer.flush()
-            taken = time.perf_counter() - started
-        assert handles[-1].done()
-    return len(records) / taken / 1e6
+def _consumer_rows(address: str | None) -> Iterator[Row]:
+    records = records_of(100, RECORDS // BATCHES)
+    with tempfile.TemporaryDirectory() as directory:
+        queued = fill_queue(LocalStore(directory), records, BATCHES)
+        measures: dict[str, Callable[[], float]] = {
+            "to Arrow": partial(_consume, queued, directory, to_arrow=True),
+            "to bytes": partial(_consume, queued, directory, to_arrow=False),
+        }
+        if address is not None:
+            kafka.fill(address, "consumed", PARTITIONS, records, BATCHES)
+            for name, settings in CONSUMERS.items():
+                measures[name] = partial(_consume_from_kafka, address, settings, RECORDS)
+        rates = in_turns(measures, ROUNDS, WARM_UP)
+    others = tuple(CONSUMERS)
+    goals = {"to Arrow": (2.0, others), "to bytes": (2.0, others)}
+    yield from _report("reading records of 100 bytes", rates, goals)
 
 
-def consume_from_kafka(address: str, settings: dict[str, Any], count: int) -> float:
-    consumer = client().Consumer(
+def _consume(queued: Queued, directory: str, *, to_arrow: bool) -> float:
+    """Return million records per second."""
+    queued.rewind()
+    with Consumer(ConsumerConfig(store=directory, gc=NO_COLLECTOR)) as consumer:
+        handle = consumer.fetch_handle()
+        started = time.perf_counter()
+        descriptors = consumer.next_descriptors(BATCHES)
+        if to_arrow:
+            count = sum(len(batch.values) for batch in fetch_many(handle.fetch_arrow, descriptors))
+        else:
+            count = sum(len(batch.entries) for batch in fetch_many(handle.fetch, descriptors))
+        taken = time.perf_counter() - started
+    assert count == queued.records * BATCHES
+    return count / taken / 1e6
+
+
+def _consume_from_kafka(address: str, settings: dict[str, Any], count: int) -> float:
+    consumer = kafka.client().Consumer(
         {
             "bootstrap.servers": address,
             "group.id": f"bench-{time.perf_counter_ns()}",
@@ -145,13 +241,13 @@ def consume_from_kafka(address: str, settings: dict[str, Any], count: int) -> fl
         }
     )
     consumer.subscribe(["consumed"])
-    # Joining a group is not what is measured: the clock starts with the first records.
+    # Joining a group is not part of the measurement: the clock starts with the first record.
     found = len(consumer.consume(1, timeout=30))
     started = time.perf_counter()
     while found < count:
-        # No more than there are: it would wait for the rest until its timeout.
+        # Asking for more records than are left would wait until the timeout.
         wanted = min(10_000, count - found)
-        values = [each.value() for each in consumer.consume(wanted, timeout=10)]
+        values = [message.value() for message in consumer.consume(wanted, timeout=10)]
         if not values:
             raise RuntimeError(f"Kafka gave {found} of {count} records")
         found += len(values)
@@ -160,69 +256,226 @@ def consume_from_kafka(address: str, settings: dict[str, Any], count: int) -> fl
     return count / taken / 1e6
 
 
-def consume(queued: Queued, directory: str, arrow: bool) -> float:
-    queued.rewind()
-    config = ConsumerConfig(store=directory, gc=GarbageCollectorConfig(enabled=False))
-    with Consumer(config) as consumer:
-        handle = consumer.fetch_handle()
-        started = time.perf_counter()
-        descriptors = consumer.next_descriptors(BATCHES)
-        if arrow:
-            count = sum(len(each.values) for each in fetch_many(handle.fetch_arrow, descriptors))
-        else:
-            count = sum(len(each.entries) for each in fetch_many(handle.fetch, descriptors))
-        taken = time.perf_counter() - started
-    assert count == queued.records * BATCHES
-    return count / taken / 1e6
+# ---- Spark
 
 
-def producer_rows(address: str) -> Iterator[Row]:
-    records = records_of(100, RECORDS)
-    fill(address, "produced", PARTITIONS, [], 0)
-    turns = Turns(
-        {
-            "send": lambda: send(records),
-            **{
-                name: lambda settings=settings: produce_to_kafka(address, settings, records)
-                for name, settings in PRODUCERS.items()
-            },
-        }
-    )
-    turns.run()
-    yield from turns.rows("a record of 100 bytes a call", {"send": (1.0, tuple(PRODUCERS))})
+class Sources:
+    """The same records in a queue, in a topic of Kafka, and in files.
 
+    Args:
+        spark: A session, with Kafka's connector if there is an address.
+        address: Address of Kafka, or ``None``.
+        home: A directory that does not exist yet.
+        records: The records of one object or file.
+        forms: Formats of the files: ``text``, ``json``, ``parquet``.
+        micro_batches: Micro-batches of a query. The first one does not count.
+    """
 
-def consumer_rows(address: str) -> Iterator[Row]:
-    records = records_of(100, RECORDS // BATCHES)
-    fill(address, "consumed", PARTITIONS, records, BATCHES)
-    with tempfile.TemporaryDirectory() as directory:
-        queued = fill_queue(LocalStore(directory), records, BATCHES)
-        turns = Turns(
-            {
-                "to Arrow": lambda: consume(queued, directory, True),
-                "to bytes": lambda: consume(queued, directory, False),
-                **{
-                    name: lambda settings=settings: consume_from_kafka(address, settings, RECORDS)
-                    for name, settings in CONSUMERS.items()
-                },
-            }
+    def __init__(
+        self,
+        spark: SparkSession,
+        address: str | None,
+        home: Path,
+        records: list[bytes],
+        *,
+        forms: tuple[str, ...],
+        micro_batches: int = MICRO_BATCHES,
+    ) -> None:
+        home.mkdir()
+        self._spark = spark
+        self._address = address
+        self._home = home
+        self._turn = 0
+        self._rows = len(records) * OBJECTS
+        self._micro_batches = micro_batches
+        batches = OBJECTS * micro_batches
+        self._topic = f"topic-{home.name}"
+        self._queued = fill_queue(LocalStore(home / "queue"), records, batches)
+        if address is not None:
+            kafka.fill(address, self._topic, PARTITIONS, records, batches)
+        lines = b"\n".join(records) + b"\n"
+        table = pa.table({"value": pa.array(records, pa.string())})
+        for form in forms:
+            (home / form).mkdir()
+            for number in range(batches):
+                file = home / form / f"{number:05d}"
+                if form == "parquet":
+                    pq.write_table(table, file.with_suffix(".parquet"))
+                else:
+                    file.write_bytes(lines)
+        os.sync()  # so that the disk does not write the files during the measurement
+
+    def ours(self, **options: str) -> DataFrame:
+        """Return a stream from the queue."""
+        from benchmarks.spark_source import SCHEMA
+
+        self._queued.rewind()
+        reader = self._spark.readStream.format("opendata-buffer").options(
+            maxBatchesPerTrigger=OBJECTS, minPartitions=2, gcEnabled="false", **options
         )
-        turns.run()
-    others = tuple(CONSUMERS)
-    goals = {"to Arrow": (2.0, others), "to bytes": (2.0, others)}
-    yield from turns.rows("reading records of 100 bytes", goals)
+        if "valueFormat" in options:
+            reader = reader.schema(SCHEMA)
+        return reader.load(str(self._home / "queue"))
+
+    def kafka(self, options: Mapping[str, str], *, typed: bool = False) -> DataFrame:
+        """Return a stream from the topic.
+
+        Args:
+            options: More options of the connector.
+            typed: Whether ``from_json`` makes columns of the values.
+        """
+        from benchmarks.spark_source import SCHEMA
+
+        assert self._address is not None
+        frame = (
+            self._spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self._address)
+            .option("subscribe", self._topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", self._rows)
+            .options(**options)
+            .load()
+        )
+        if not typed:
+            return frame
+        return frame.selectExpr(f"from_json(CAST(value AS STRING), '{SCHEMA}') AS r").select("r.*")
+
+    def files(self, form: str) -> DataFrame:
+        """Return a stream from the files of one format."""
+        from benchmarks.spark_source import SCHEMA
+
+        schema = SCHEMA if form == "json" else "value STRING"
+        reader = self._spark.readStream.format(form).schema(schema)
+        return reader.option("maxFilesPerTrigger", OBJECTS).load(str(self._home / form))
+
+    def rate(self, stream: Callable[[], DataFrame]) -> float:
+        """Run a query over a stream, and return its million rows per second."""
+        from benchmarks.queries import micro_batch_seconds, started
+
+        def query(attempt: int) -> float:
+            del attempt
+            self._turn += 1
+            checkpoint = self._home / f"checkpoint-{self._turn}"
+            return micro_batch_seconds(stream(), checkpoint, self._micro_batches)
+
+        return self._rows / started(query) / 1e6
 
 
-def run() -> Iterator[Row]:
-    """All lines of this suite, in the order of the report."""
-    if missing := why_not():
-        yield Row("competitors", "-", "", None, missing)
-        return
-    client()
-    from benchmarks.peers_spark import spark_rows
+def _bytes_rows(
+    spark: SparkSession, address: str | None, home: Path, size: int, goal: float
+) -> Iterator[Row]:
+    count = OBJECT_BYTES // (size + 4)
+    if size <= 263:
+        events = log_events(random.Random(7), 263)
+        records = ([event[:size] for event in events] * 4)[:count]
+    else:
+        records = _text_records(size, count)
+    sources = Sources(spark, address, home, records, forms=("text", "parquet"))
+    streams: dict[str, Callable[[], DataFrame]] = {
+        "ours": sources.ours,
+        **_kafka_streams(sources, address, "Kafka", typed=False),
+        "text files": partial(sources.files, "text"),
+        "Parquet files": partial(sources.files, "parquet"),
+    }
+    measures = {name: partial(sources.rate, stream) for name, stream in streams.items()}
+    rates = in_turns(measures, ROUNDS, FIRST_WARM_UP if size == 100 else WARM_UP)
+    goals = {"ours": (goal, ("Kafka", "Kafka, tuned"))}
+    yield from _report(f"Spark source, values of {size:,} bytes", rates, goals)
+    shutil.rmtree(home)
 
-    with running() as address:
-        yield from producer_rows(address)
-        yield from consumer_rows(address)
-        yield from latency_rows(address)
-        yield from spark_rows(address)
+
+def _kafka_streams(
+    sources: Sources, address: str | None, name: str, *, typed: bool
+) -> dict[str, Callable[[], DataFrame]]:
+    """Return Kafka's streams with default and tuned options, or nothing without a broker."""
+    if address is None:
+        return {}
+    return {
+        name: partial(sources.kafka, {}, typed=typed),
+        f"{name}, tuned": partial(sources.kafka, TUNED_SOURCE, typed=typed),
+    }
+
+
+def _json_rows(spark: SparkSession, address: str | None, home: Path) -> Iterator[Row]:
+    from benchmarks.spark_source import TYPED_MICRO_BATCHES, typed_records
+
+    sources = Sources(
+        spark,
+        address,
+        home,
+        typed_records(),
+        forms=("json",),
+        micro_batches=TYPED_MICRO_BATCHES,
+    )
+    ours, files, theirs = "ours, valueFormat=json", "JSON files", "Kafka and from_json"
+    streams: dict[str, Callable[[], DataFrame]] = {
+        ours: partial(sources.ours, valueFormat="json"),
+        **_kafka_streams(sources, address, theirs, typed=True),
+        files: partial(sources.files, "json"),
+    }
+    measures = {name: partial(sources.rate, stream) for name, stream in streams.items()}
+    rates = in_turns(measures, ROUNDS, WARM_UP)
+    goals = {ours: (2.0, (theirs, f"{theirs}, tuned"))}
+    yield from _report("Spark source, JSON into columns", rates, goals)
+    ratio = statistics.median(rates[ours]) / statistics.median(rates[files])
+    yield Row(
+        "Spark source, JSON into columns: ours / JSON files", f"{ratio:.2f} x", ">= 1 x", ratio >= 1
+    )
+    shutil.rmtree(home)
+
+
+def _sink_rows(spark: SparkSession, address: str | None) -> Iterator[Row]:
+    from benchmarks.spark_sink import NullSink
+
+    event = json.dumps({"user": "user-%", "kind": "click", "url": "/products/1/details"})
+    values = {
+        "100-byte values": "rpad(CAST(value AS STRING), 100, 'x') AS value",
+        "JSON": f"rpad(replace('{event}', '%', CAST(value AS STRING)), 263, ' ') AS value",
+    }
+    spark.dataSource.register(NullSink)
+    for what, goal in (("100-byte values", 2.5), ("JSON", 1.5)):
+        frame = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", SINK_ROWS)
+            .option("numPartitions", 2)
+            .load()
+            .selectExpr(values[what])
+        )
+        measures: dict[str, Callable[[], float]] = {
+            "ours": partial(_sink_rate, frame, "opendata-buffer", {}),
+        }
+        if address is not None:
+            to_kafka = {"kafka.bootstrap.servers": address, "topic": f"sink-{what.split('-')[0]}"}
+            kafka.fill(address, to_kafka["topic"], PARTITIONS, [], 0)
+            measures["Kafka"] = partial(_sink_rate, frame, "kafka", to_kafka)
+            measures["Kafka, tuned"] = partial(_sink_rate, frame, "kafka", to_kafka | TUNED_SINK)
+        measures[THROWN_AWAY] = partial(_sink_rate, frame, NullSink.name(), {})
+        measures[NOOP] = partial(_sink_rate, frame, "noop", {})
+        rates = in_turns(measures, ROUNDS, WARM_UP)
+        others = ("Kafka", "Kafka, tuned")
+        goals: Goals = {
+            "ours": (goal, others),
+            THROWN_AWAY: (None, others),
+            NOOP: (None, others),
+        }
+        yield from _report(f"Spark sink, {what}", rates, goals)
+
+
+def _sink_rate(frame: DataFrame, sink: str, options: Mapping[str, str]) -> float:
+    """Return million rows per second of a sink."""
+    from benchmarks.queries import micro_batch_seconds, started
+
+    def query(attempt: int) -> float:
+        del attempt
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+            own = {"path": f"{home}/store"} if sink == "opendata-buffer" else options
+            return micro_batch_seconds(
+                frame, f"{home}/checkpoint", MICRO_BATCHES, sink=sink, options=own
+            )
+
+    return SINK_ROWS / started(query) / 1e6
+
+
+def _text_records(size: int, count: int) -> list[bytes]:
+    """Return random records that are also one line of text each."""
+    return [record.hex().encode()[:size] for record in records_of((size + 1) // 2, count)]

@@ -1,0 +1,95 @@
+"""Every suite of the benchmarks runs, at a size that says nothing about speed.
+
+Otherwise nobody would notice that a suite uses a function which the library no longer has.
+``tests/spark/test_benchmarks.py`` runs the suites that need Spark.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.suites import DEFAULT, GROUPS, IN_SESSION, NAMES, OLD_NAMES, PLAIN
+from benchmarks.tables import NOT_RUN
+from tests.unit.test_layers import imports_of
+
+ROOT = Path(__file__).parents[2]
+MODULES = {f"benchmarks.{path.stem}": path for path in (ROOT / "benchmarks").glob("*.py")}
+
+WITHOUT_SPARK = (
+    "codec",
+    "producers",
+    "pace",
+    "topics/processes",
+    "broker",
+    "consumer",
+    "log",
+    "commands",
+    "s3",
+    "cost",
+    "growth",
+    "peers/python",
+    "workloads/opendata",
+    "workloads/openmessaging",
+)
+WITH_OWN_SPARK = (
+    "spark_cores",
+    "peers",
+    "peers/spark",
+    "workloads",
+    "workloads/pipe",
+    "workloads/nexmark",
+)
+"""These start Spark themselves. The tests of Spark call their functions in a shared session."""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``./run bench`` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("suite", WITHOUT_SPARK)
+def test_a_suite_runs_at_a_tiny_size(suite: str) -> None:
+    done = run("--tiny", suite)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stderr.splitlines() if ": " in line]
+    assert rows, done.stderr
+    if all(f": {NOT_RUN}" in row for row in rows):
+        pytest.skip(rows[0])
+
+
+def test_every_suite_is_tested_somewhere() -> None:
+    assert sorted([*WITHOUT_SPARK, *WITH_OWN_SPARK]) == sorted(PLAIN)
+    parts = [part for group in GROUPS.values() for part in group]
+    assert sorted([*PLAIN, *IN_SESSION]) == sorted({*PLAIN, *parts})
+
+
+def test_names_of_suites_lead_to_suites() -> None:
+    assert {*DEFAULT, *GROUPS, *OLD_NAMES.values()} <= {*NAMES}
+    assert all(part in PLAIN or part in IN_SESSION for parts in GROUPS.values() for part in parts)
+
+
+def test_a_suite_that_raises_an_error_fails_the_run(tmp_path: Path) -> None:
+    code = (
+        "from benchmarks import __main__, suites; "
+        "suites.PLAIN['codec'] = ('codec.missing',); __main__.main(['--tiny', 'codec'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "has no attribute 'missing'" in done.stdout
+
+
+def test_modules_of_the_benchmarks_do_not_import_each_other_in_a_circle() -> None:
+    graph = {
+        name: imports_of(path.read_text(encoding="utf-8"), MODULES) - {name}
+        for name, path in MODULES.items()
+    }
+    assert graph["benchmarks.peers"] >= {"benchmarks.kafka", "benchmarks.latency"}
+    assert [*TopologicalSorter(graph).static_order()]
