@@ -22,7 +22,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
+from opendata_buffer.producer.committer import Committer
+from opendata_buffer.producer.group_commit import GroupCommitter
+from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.tuned import tuned

@@ -109,7 +109,7 @@ import logging, os, sys
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.producer import producer
+from opendata_buffer.producer import sender
 from opendata_buffer import Producer
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.stores.memory import MemoryStore
@@ -129,7 +129,7 @@ lines = []
 handler = logging.Handler()
 handler.emit = lambda record: lines.append(record.getMessage())
 logging.getLogger("opendata_buffer.producer").addHandler(handler)
-producer.RETRY_PAUSE_S = 2.5
+sender.RETRY_PAUSE_S = 2.5
 store, runtime = Watched(), ManualRuntime()
 entry = NewEntry("ingest/01HZZZZZZZZZZZZZZZZZZZZZZZ.batch", (Metadata(0, 0, bytes(1_048_502)),))
 store.put("ingest/manifest", Manifest.empty().append([entry] * 64).raw)

@@ -78,7 +78,7 @@ Store_(p, at) ==
                                            named |-> name], stored |-> now]}
     /\ producer' = [producer EXCEPT ![p].at = at, ![p].named = name, ![p].born = born]
 
-\* core/opendata_buffer/producer/producer.py: Uploader.upload
+\* core/opendata_buffer/producer/uploader.py: Uploader.upload
 UploadBatches(p) ==
     /\ producer[p].at = "idle" /\ producer[p].round <= Rounds[p]
     /\ Store_(p, "ready")
@@ -154,7 +154,7 @@ GiveUp(p) ==
     /\ UNCHANGED <<manifest, objects, now, consumer, acked, saved, again, collector>>
 
 \* core/opendata_buffer/producer/accumulator.py: OrderedUploads.landed
-\* core/opendata_buffer/producer/producer.py: Sender._repair
+\* core/opendata_buffer/producer/sender.py: Sender._repair
 Land(p) ==
     /\ producer[p].at = "landed"
     /\ IF Grace = 0 \/ Age(p) <= Grace \/ Faulty("a late append is believed")

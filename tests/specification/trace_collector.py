@@ -20,7 +20,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.accumulator import OrderedUploads
 from opendata_buffer.producer.handles import Durable
-from opendata_buffer.producer.producer import Uploader
+from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.queue.queue import Queue, _Append
 from tests.simulation.actors import collect_garbage
 from tests.simulation.world import MANIFEST, PASSING, PREFIX, Node, World

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from opendata_buffer.config import ProducerConfig, QueueConfig
-    from opendata_buffer.producer.group_commit import Committer
+    from opendata_buffer.producer.committer import Committer
     from opendata_buffer.queue.cas import CasStore
     from opendata_buffer.queue.ownership import QueueClaim
     from opendata_buffer.queue.queue import WritePause
@@ -42,11 +42,11 @@ def open_committer(
 ) -> Committer:
     """Open the committer that ``config.broker`` asks for.
 
-    This is the :data:`~opendata_buffer.producer.group_commit.OpenCommitter` of the public
+    This is the :data:`~opendata_buffer.producer.committer.OpenCommitter` of the public
     producers. Only a setting other than ``off`` loads the broker.
     """
     if config.broker == "off":
-        from opendata_buffer.producer.group_commit import shared_committer
+        from opendata_buffer.producer.sharing import shared_committer
 
         return shared_committer(store, config, runtime, claim)
     from opendata_buffer.broker.committer import open_brokered_committer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opendata_buffer.assembly import open_committer
 from opendata_buffer.producer import producer
-from opendata_buffer.producer.group_commit import OpenCommitter
+from opendata_buffer.producer.committer import OpenCommitter
 
 
 class Producer(producer.Producer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opendata_buffer.assembly import open_committer, open_pause
-from opendata_buffer.producer.group_commit import OpenCommitter
+from opendata_buffer.producer.committer import OpenCommitter
 from opendata_buffer.queue.queue import OpenPause
 from opendata_buffer.topic import consumer, producer, publisher
 

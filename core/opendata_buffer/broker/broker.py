@@ -19,7 +19,7 @@ from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.producer.group_commit import WriteFairness
+from opendata_buffer.producer.fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, Runtime, Task, wait_for

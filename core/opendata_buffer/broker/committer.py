@@ -24,7 +24,8 @@ from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import Committer, committer_key, share, shared_committer
+from opendata_buffer.producer.committer import Committer
+from opendata_buffer.producer.sharing import committer_key, share, shared_committer
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import WARN_S, Queue

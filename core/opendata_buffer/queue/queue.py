@@ -501,7 +501,7 @@ class Queue:
             if self._pause.ask(self.conflicts - self._conflicts_before):
                 return 0.0
         # A writer that waits longer each time hardly ever writes while a busy writer pauses
-        # (producer/group_commit.py). The time that a write takes is wait enough, unless the store
+        # (producer/fairness.py). The time that a write takes is wait enough, unless the store
         # is quick: then the backoff, which grows.
         took = self._runtime.monotonic() - self._decided_at
         if took <= self._config.backoff_base_ms / 1000:

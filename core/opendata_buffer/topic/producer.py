@@ -19,9 +19,10 @@ from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBu
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.arrow import listed
 from opendata_buffer.producer.batching import ProduceRequest
-from opendata_buffer.producer.group_commit import OpenCommitter, shared_committer
+from opendata_buffer.producer.committer import OpenCommitter
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import NO_METADATA, Producer, check_interpreter
+from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parallel, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners

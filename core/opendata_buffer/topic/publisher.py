@@ -41,9 +41,10 @@ from opendata_buffer.messages import (
     new_producer_id,
 )
 from opendata_buffer.producer.batching import ProduceRequest
-from opendata_buffer.producer.group_commit import OpenCommitter, shared_committer
+from opendata_buffer.producer.committer import OpenCommitter
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer, check_interpreter
+from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.queue.hints import queue_hint
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue

@@ -25,7 +25,8 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.producer.group_commit import Committer, GroupCommitter
+from opendata_buffer.producer.committer import Committer
+from opendata_buffer.producer.group_commit import GroupCommitter
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore

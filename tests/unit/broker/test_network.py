@@ -45,7 +45,7 @@ from opendata_buffer.broker.protocol import (
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import FIRST_CYCLE_S
+from opendata_buffer.producer.fairness import FIRST_CYCLE_S
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore

@@ -16,8 +16,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import GroupCommitter, shared_committer
-from opendata_buffer.runtime import SystemRuntime, in_parallel
+from opendata_buffer.producer.sharing import shared_committer
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -208,40 +208,6 @@ def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on(
         # The thread that wrote is interrupted, and the others cannot know of its write.
         assert found == {SystemExit, CommitStateUnknown}
         assert len(queued(store)) == 4
-
-
-def test_one_committer_per_store_and_manifest() -> None:
-    store, runtime = MemoryStore(), SystemRuntime()
-    other = QueueConfig(store="memory://unused", manifest_path="other/manifest")
-    first = shared_committer(store, CONFIG, runtime)
-
-    def joins(*key: Any) -> bool:
-        committer = shared_committer(*key)
-        committer.close()
-        return committer is first
-
-    assert joins(store, CONFIG, runtime)
-    assert not joins(store, other, runtime)
-    assert not joins(MemoryStore(), CONFIG, runtime)
-    first.close()
-    assert not first.join(), "its last caller has closed it"
-    assert not joins(store, CONFIG, runtime)
-
-
-@pytest.mark.parametrize("count", [2, 8])
-def test_threads_that_ask_at_once_get_one_committer(count: int) -> None:
-    store, runtime = MemoryStore(), SystemRuntime()
-    for _ in range(50):
-        together = threading.Barrier(count)
-
-        def ask(_: int, together: threading.Barrier = together) -> GroupCommitter:
-            together.wait(WAIT_S)
-            return shared_committer(store, CONFIG, runtime)
-
-        found = in_parallel(runtime, ask, range(count))
-        assert len(set(map(id, found))) == 1
-        for committer in found:
-            committer.close()
 
 
 def test_an_append_waits_for_the_stores_pace() -> None:

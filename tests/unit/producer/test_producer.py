@@ -25,7 +25,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import Compression, Transaction, decode_batch, parse_location
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.producer import producer as producer_module
+from opendata_buffer.producer import lifecycle
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
 from opendata_buffer.runtime import SystemRuntime, Task, in_parallel
 from opendata_buffer.stores.base import Blob, PutOutcome
@@ -428,13 +428,13 @@ def test_f30_exit_closes_every_forgotten_producer_until_it_is_interrupted(
         producer.produce([b"a"])
     senders = [producer._sender for producer in producers]
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(producer_module, "_open_senders", senders)
+        patch.setattr(lifecycle, "_open_senders", senders)
         patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
         patch.setattr(senders[2].accumulator, "await_end", interrupted)
-        producer_module._close_forgotten()
+        lifecycle._close_at_exit()
         assert producers[3].buffered_bytes > 0
-        patch.setattr(producer_module, "_open_senders", senders[3:])
-        producer_module._close_forgotten()
+        patch.setattr(lifecycle, "_open_senders", senders[3:])
+        lifecycle._close_at_exit()
     assert "closing the producer failed" in caplog.text
     assert "interrupted: what was produced is not durable, about" in caplog.text
     assert records(store) == records(stores[3]) == [b"a"]

@@ -1,4 +1,4 @@
-"""What a producer promises when its caller, its store or its callbacks misbehave; and uploads."""
+"""What a producer promises when its caller, its store or its callbacks misbehave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,18 +23,15 @@ from opendata_buffer.errors import (
     TransientStorageError,
     copied,
 )
-from opendata_buffer.formats.batch import Transaction, decode_batch
+from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer.batching import Batch, Completion, ProduceRequest, Stage, WriteHandle
-from opendata_buffer.producer.producer import Uploader
+from opendata_buffer.producer.batching import WriteHandle
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, PutOutcome, Store
-from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually
 from tests.unit.interrupts import each_step
-from tests.unit.producer.world import WAIT_S, Scripted, bytes_of, config, held_config, records
+from tests.unit.producer.world import WAIT_S, bytes_of, config, held_config, records
 
 
 def within(seconds: float, call: Callable[[], object]) -> None:
@@ -387,77 +383,3 @@ def test_delivery_times_out_while_every_upload_hangs(
     # The time for close() with no other deadline follows from what a batch may take.
     with pytest.raises(FlushFailed):
         within(WAIT_S, producer.close)
-
-
-# Uploads.
-
-RECORD = b"\x01\0\0\0a"
-TAG = "TAG0V2"
-
-
-def prepared(runtime: ManualRuntime) -> Batch:
-    batch = Batch(Completion(runtime), deadline=runtime.monotonic() + 10)
-    batch.add(ProduceRequest(RECORD, 1, b"m", 1_700))
-    return batch
-
-
-def stored(store: Store, key: str) -> list[bytes]:
-    return decode_batch(bytes_of(store, key))
-
-
-def test_a_store_of_files_gets_the_pieces_and_any_other_one_the_whole(tmp_path: Path) -> None:
-    runtime = ManualRuntime()
-    local = LocalStore(tmp_path)
-    for store in (local, Scripted()):
-        batch = prepared(runtime)
-        batch.add(ProduceRequest(RECORD, 1, b"m", 1_700))
-        uploader = Uploader(store, config(), runtime)
-        uploader.upload(batch, TAG)
-        assert isinstance(batch.data, list) is (store is local)
-        assert stored(store, batch.location) == [b"a", b"a"]
-        store.delete_many([batch.location])
-        uploader.repair(batch)
-        assert stored(store, batch.location) == [b"a", b"a"]
-
-
-def test_f5_each_upload_of_a_batch_has_a_new_name() -> None:
-    runtime, store = ManualRuntime(), Scripted()
-    uploader = Uploader(store, config(), runtime)
-    batch = prepared(runtime)
-    uploader.upload(batch, TAG)
-    first = batch.location
-    runtime.advance(5)
-    uploader.upload(batch, TAG)
-    assert batch.location != first
-    assert batch.named is not None
-    assert batch.named.monotonic == 5
-    assert stored(store, first) == stored(store, batch.location) == [b"a"]
-
-
-def test_f29_a_transient_error_is_retried_under_the_same_name() -> None:
-    runtime = ManualRuntime()
-    store = Scripted(TransientStorageError("one"), TransientStorageError("two"))
-    batch = prepared(runtime)
-    Uploader(store, config(), runtime).upload(batch, TAG)
-    assert store.puts == [batch.location] * 3
-    assert str(batch.last_error) == "two"
-
-
-def test_f29_retries_end_at_the_deadline() -> None:
-    runtime = ManualRuntime()
-    store = Scripted(*(TransientStorageError("slow down") for _ in range(10_000)))
-    batch = prepared(runtime)
-    with pytest.raises(TransientStorageError, match="slow down"):
-        Uploader(store, config(), runtime).upload(batch, TAG)
-    assert 7 < runtime.monotonic() <= 10
-    assert len(store.puts) > 5
-
-
-def test_an_upload_that_was_completed_meanwhile_is_not_written() -> None:
-    runtime, store = ManualRuntime(), Scripted()
-    uploader = Uploader(store, config(), runtime)
-    batch = prepared(runtime)
-    batch.stage = Stage.COMPLETED
-    uploader.upload(batch, TAG)
-    uploader.repair(batch)
-    assert store.puts == []

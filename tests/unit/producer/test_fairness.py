@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.formats.batch import batch_key, tagged_ulid, ulid_tag
-from opendata_buffer.producer.group_commit import (
+from opendata_buffer.producer.fairness import (
     ALONE_S,
-    BESIDE_S,
+    CONTENDED_S,
     CYCLES_EACH,
     KNOWN_S,
     MAX_PAUSE_S,
@@ -162,7 +162,7 @@ def test_a_writer_that_writes_all_the_time_pauses_now_and_then() -> None:
 def test_after_a_lost_race_pauses_come_every_second_for_a_minute() -> None:
     found = pauses_of(20 + KNOWN_S + 7 * ALONE_S, idle_s=0.003, raced_at=20.0)
     beside = [at for at in found if 20 < at < 20 + KNOWN_S]
-    assert len(beside) >= KNOWN_S / (BESIDE_S + 5 * WRITE_S)
+    assert len(beside) >= KNOWN_S / (CONTENDED_S + 5 * WRITE_S)
     after = [at for at in found if at > 20 + KNOWN_S + ALONE_S]
     assert 5 <= len(after) <= 6
 
