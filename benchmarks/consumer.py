@@ -232,7 +232,9 @@ def read_all(queued: Queued, directory: str, way: str, results: Any) -> None:
         queued.rewind()
         with Consumer(config) as consumer:
             if run == 0:
-                consumer.fetch_handle().fetch_arrow(consumer.queued(0, 1)[0])  # imports modules
+                consumer.fetch_handle().fetch_arrow(
+                    consumer._entries.queued(0, 1)[0]
+                )  # imports modules
                 before = peak_mib()
             clock_s, cpu_s = time.perf_counter(), time.process_time()
             count = _read(consumer, way, OBJECTS)

@@ -26,8 +26,9 @@ from buffer_source.partitions import (
 from buffer_source.planner import BatchSizes, PartitionBatch
 from opendata_buffer import errors
 from opendata_buffer.assembly import open_pause
-from opendata_buffer.consumer.consumer import Consumer, open_queue
+from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
+from opendata_buffer.consumer.opening import open_queue
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import parse_location
@@ -79,7 +80,7 @@ class QueueCursor:
         self._claim = retrying(claimed, options, store, runtime)
         self._manifest_path = options.consumer.manifest_path
         self.queue_id = "" if self._claim is None else self._claim.queue_id
-        self._reader: Consumer | ReadOnlyReader
+        self._reader: EntryConsumer | ReadOnlyReader
         self._queue: Queue | ReaderQueue | None = None  # None where the query does not acknowledge.
         self._pending: list[BatchDescriptor] = []
         self._rebased: tuple[PartitionOffset, int] | None = None
@@ -244,7 +245,7 @@ class QueueCursor:
             resettable=False,  # A query takes its position from the checkpoint.
         )
         try:
-            self._reader = Consumer(
+            self._reader = EntryConsumer(
                 self._options.consumer,
                 # Also -1: a reader that was further on goes back to sequence 0.
                 None if last_acked is None else Position("", last_acked),

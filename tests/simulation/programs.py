@@ -480,7 +480,8 @@ class PythonReader(Reader):
         records = deployment.oracle.batches.get(error.location, [])
         deployment.oracle.name_records(self.view, records)
         config = deployment.config(QueueConfig, error.partition)
-        reader = consumer._readers[error.partition] if deployment.is_topic else consumer
+        topic = deployment.is_topic
+        reader = consumer._readers[error.partition] if topic else consumer._entries
         entry = next((one for one in reader.ready if one.sequence == error.sequence), None)
         prefix = config.data_path_prefix
         if entry is not None:

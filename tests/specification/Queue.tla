@@ -205,8 +205,8 @@ WriteClaim(c) ==
 
 Ended == [at |-> "ended", epoch |-> 0, next |-> 0, acked |-> 0, known |-> None]
 
-\* core/opendata_buffer/consumer/consumer.py: Consumer._read
-\* core/opendata_buffer/consumer/consumer.py: check_data_loss
+\* core/opendata_buffer/consumer/entries.py: EntryConsumer._read
+\* core/opendata_buffer/consumer/opening.py: check_data_loss
 HandOut(c) ==
     LET m == manifest.now
         s == consumer[c].next IN

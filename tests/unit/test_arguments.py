@@ -442,7 +442,7 @@ def right(world: World, name: str, parameter: str) -> Any:
             if name in ("modulo", "random", "rendezvous", "split", "Topic.forget_left")
             else 2
         ),
-        "pooled": lambda: world.fetch_handle.fetch_pooled(world.consumer.queued(0, 1)[0]),
+        "pooled": lambda: world.fetch_handle.fetch_pooled(world.consumer._entries.queued(0, 1)[0]),
         "prefix": lambda: "ingest/",
         "producer": lambda: b"123456",
         "queue_id": lambda: "id",

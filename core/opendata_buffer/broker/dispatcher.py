@@ -35,7 +35,7 @@ from opendata_buffer.broker.protocol import (
     metadata_body,
 )
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.cas import CasObject
@@ -218,7 +218,7 @@ class DispatcherTerm:
         self._stuck: set[int] = set()
         self.read_at = float("-inf")
         """When the queue was last read for more, monotonic seconds."""
-        self.consumer = Consumer(
+        self.consumer = EntryConsumer(
             config, store=store, runtime=runtime, queue=queue, program="broker for workers"
         )
         try:

@@ -27,8 +27,8 @@ from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.batches import HasRecords
-from opendata_buffer.consumer.consumer import check_reader
 from opendata_buffer.consumer.fetch import FetchHandle, ReadAhead, or_poison
+from opendata_buffer.consumer.opening import check_reader
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.queue import require_queue
 from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime, in_parallel

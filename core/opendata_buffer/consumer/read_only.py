@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.consumer import check_data_loss
 from opendata_buffer.consumer.isolation import Repeats
+from opendata_buffer.consumer.opening import check_data_loss
 from opendata_buffer.consumer.position import Cursors
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest

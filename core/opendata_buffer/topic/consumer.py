@@ -16,14 +16,13 @@ from opendata_buffer import errors
 from opendata_buffer.arguments import checked
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, DeliveredBatch
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, ReadAhead
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause
-from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription, is_abbreviated
@@ -57,22 +56,8 @@ class Written(NamedTuple):
     sequence: int
 
 
-class PartitionReader(Consumer):
+class PartitionConsumer(EntryConsumer):
     """The consumer of one partition."""
-
-    @property
-    def newly_registered(self) -> bool:
-        """Whether the partition did not have this reader before."""
-        return isinstance(self._queue, ReaderQueue) and self._queue.newly_registered
-
-    @property
-    def begins_after(self) -> int:
-        """See :attr:`.ReaderQueue.begins_after`."""
-        return self._queue.begins_after if isinstance(self._queue, ReaderQueue) else 0
-
-    def flush_all(self) -> None:
-        """Also dequeue what saved positions need; for a partition that is about to be sealed."""
-        self._ack_processed(1, all_of_them=True)
 
     def close(self) -> None:
         """Write acknowledgements out and end; a sealed partition has none."""
@@ -145,7 +130,7 @@ class TopicConsumer(BatchLoop):
         self._interrupted = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
         self._open_reader = partial(
-            PartitionReader,
+            PartitionConsumer,
             isolation=isolation,
             store=topic.store,
             runtime=self._runtime,
@@ -158,7 +143,7 @@ class TopicConsumer(BatchLoop):
         self._cached = CachedTopic(topic, self._runtime, refresh_s)
         self._topic = Topic.open(config, store=topic.store, runtime=self._runtime)
         """Removes drained partitions; the cached one is used by another thread."""
-        self._readers: dict[str, PartitionReader] = {}
+        self._readers: dict[str, PartitionConsumer] = {}
         self._drain_at = 0.0
         self._sealed: set[str] = set()
         """Sealed partitions that are not removed from the topic yet."""
@@ -219,17 +204,6 @@ class TopicConsumer(BatchLoop):
         self._uninterrupted(lambda: reader.ack(batch.sequence))
 
     @checked
-    def source_of(self, batch: DeliveredBatch) -> str:
-        """See :meth:`.Consumer.source_of`."""
-        return self._reader(batch.partition).source_of()
-
-    @checked
-    def check_next(self, batches: Sequence[Any]) -> None:
-        """See :meth:`.Consumer.check_next`; all of them are of one partition."""
-        self._check_open()
-        self._reader(batches[0].partition).check_next(batches)
-
-    @checked
     def skip(self, partition: str | int, sequence: int) -> None:
         """Skip a batch that cannot be delivered, for ever (failure F25); it is logged.
 
@@ -252,7 +226,7 @@ class TopicConsumer(BatchLoop):
         """
         self._check_open()
         readers = self._readers.values()
-        self._uninterrupted(lambda: in_parallel(self._runtime, Consumer.flush, readers))
+        self._uninterrupted(lambda: in_parallel(self._runtime, EntryConsumer.flush, readers))
 
     def close(self) -> None:
         """:meth:`flush`, and end. May be repeated; closed also when it raises."""
@@ -373,7 +347,7 @@ class TopicConsumer(BatchLoop):
             except errors.Drained:
                 self._sealed.add(name)
 
-        opened: dict[str, PartitionReader] = {}
+        opened: dict[str, PartitionConsumer] = {}
         try:
             in_parallel(self._runtime, open_one, missing)
         finally:
@@ -423,12 +397,28 @@ class TopicConsumer(BatchLoop):
             log.info("partition %s was drained and has left the topic", name)
             reader.close()
 
+    # A publisher calls these on the consumer whose batches its transaction acknowledges.
+
+    def _source_of(self, batch: DeliveredBatch) -> str:
+        """Return the partition's place, under which a transaction keeps the position."""
+        return self._reader(batch.partition).source
+
+    def _check_next(self, batches: Sequence[Any]) -> None:
+        """Check that these, all of one partition, are the next to be acknowledged, in this order.
+
+        Raises:
+            InvalidInput: Others come first.
+        """
+        self._check_open()
+        reader = self._reader(batches[0].partition)
+        reader.check_next([batch.sequence for batch in batches])
+
     def _name_of(self, partition: str | int) -> str:
         """Return the name of a partition that this consumer reads, from its name or number."""
         given = str(partition)
         return next((name for name in self._readers if is_abbreviated(given, name)), given)
 
-    def _reader(self, name: str) -> PartitionReader:
+    def _reader(self, name: str) -> PartitionConsumer:
         found = self._readers.get(name)
         if found is None:
             raise errors.InvalidInput(
@@ -439,7 +429,7 @@ class TopicConsumer(BatchLoop):
     def _close_all(self) -> None:
         self._drop_prefetched()
         readers, self._readers = self._readers, {}
-        in_parallel(self._runtime, PartitionReader.close, readers.values())
+        in_parallel(self._runtime, PartitionConsumer.close, readers.values())
 
     def _uninterrupted(self, work: Callable[[], T]) -> T:
         """What ``work`` returns. After an interruption (Ctrl-C) the consumer cannot be used: an

@@ -173,10 +173,10 @@ class PublisherTransaction:
     def process(self, batch: DeliveredBatch) -> None:
         """Acknowledge a consumer's batch with the transaction."""
         owner = batch._consumer()
-        source = owner.source_of(batch)
+        source = owner._source_of(batch)
         before = self.processed.get(source, [])
         # Its position is behind all before it: one that was left out would be lost.
-        owner.check_next([*before, batch])
+        owner._check_next([*before, batch])
         self.positions[source] = str(owner.position_of(batch))
         self.processed[source] = [*before, batch]
 

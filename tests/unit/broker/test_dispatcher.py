@@ -14,7 +14,7 @@ from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.dispatcher import MAX_ANSWER_BYTES, Dispatcher, DispatcherTerm
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.errors import Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
@@ -399,7 +399,7 @@ def test_a_dispatcher_that_was_succeeded_while_it_began_closes_its_consumer(
         store.on_read = lambda: None
         successors.append(take_over(store, ManualRuntime(seed=2)))
 
-    monkeypatch.setattr(Consumer, "close", lambda consumer: closed.append(consumer.epoch))
+    monkeypatch.setattr(EntryConsumer, "close", lambda consumer: closed.append(consumer.epoch))
     store.on_read = succeed
     with pytest.raises(Fenced) as caught:
         take_over(store)

@@ -74,5 +74,5 @@ class LocalQueue:
 
     def close(self) -> None:
         for consumer in self._open:
-            if consumer._gc is not None:
-                consumer._gc.stop()
+            if consumer._entries._gc is not None:
+                consumer._entries._gc.stop()

@@ -350,9 +350,11 @@ def test_close_writes_acknowledgements_before_it_waits_for_the_collector(
     consumer.next_batch()
     consumer.ack(0)
     queued: list[list[int]] = []
-    assert consumer._gc is not None
-    stop = consumer._gc.stop
-    monkeypatch.setattr(consumer._gc, "stop", lambda: (queued.append(queue.queued()), stop()))
+    assert consumer._entries._gc is not None
+    stop = consumer._entries._gc.stop
+    monkeypatch.setattr(
+        consumer._entries._gc, "stop", lambda: (queued.append(queue.queued()), stop())
+    )
     consumer.close()
     assert queued == [[]]
 
@@ -361,8 +363,8 @@ def test_f9_a_consumer_dropped_without_close_takes_its_collector_along() -> None
     queue = LocalQueue()
     consumer = queue.consumer(gc=GarbageCollectorConfig())
     queue.runtime.await_waits(1)
-    assert consumer._gc is not None
-    task = consumer._gc._task
+    assert consumer._entries._gc is not None
+    task = consumer._entries._gc._task
     assert task is not None
     queue._open.clear()
     del consumer

@@ -16,7 +16,7 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_u
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import PartitionReader
+from opendata_buffer.topic.consumer import PartitionConsumer
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import append, consuming, manifest_of
 
@@ -183,9 +183,9 @@ class World:
 
     def reader(
         self, position: Any = None, *, allow_data_loss: bool = False, **settings: Any
-    ) -> PartitionReader:
+    ) -> PartitionConsumer:
         config = Topic.config_of(PREFIX, consuming(**settings))
-        reader = PartitionReader(
+        reader = PartitionConsumer(
             config, position, isolation="read_committed", allow_data_loss=allow_data_loss,
             store=self.store, runtime=self.runtime,
         )  # fmt: skip
@@ -193,10 +193,10 @@ class World:
         return reader
 
 
-def taken(reader: PartitionReader) -> list[bytes]:
+def taken(reader: PartitionConsumer) -> list[bytes]:
     found: list[bytes] = []
     while reader.ready:
-        found += reader.fetch_descriptor(reader.ready.popleft()).entries
+        found += reader.own_fetch_handle.fetch(reader.ready.popleft()).entries
     return found
 
 

@@ -24,7 +24,7 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, 
 from opendata_buffer.queue.consumer_note import read_consumer_info
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import MAX_PREFETCH, PartitionReader, round_robin
+from opendata_buffer.topic.consumer import MAX_PREFETCH, PartitionConsumer, round_robin
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import NAMES, URL, Faulty, append, consuming, manifest_of
 
@@ -415,9 +415,9 @@ def test_an_interrupt_between_two_steps_loses_no_batch(
     consumer = world.consumer()
     first = consumer.next_batch()
     world.append(0, b"2")
-    inner = getattr(PartitionReader, window)
+    inner = getattr(PartitionConsumer, window)
 
-    def interrupted(self: PartitionReader, *arguments: Any, **options: Any) -> None:
+    def interrupted(self: PartitionConsumer, *arguments: Any, **options: Any) -> None:
         inner(self, *arguments, **options)
         raise KeyboardInterrupt  # before its caller has noted what it returned
 
@@ -426,7 +426,7 @@ def test_an_interrupt_between_two_steps_loses_no_batch(
         consumer.next_batch()
 
     with monkeypatch.context() as patched:
-        patched.setattr(PartitionReader, window, interrupted)
+        patched.setattr(PartitionConsumer, window, interrupted)
         with pytest.raises(KeyboardInterrupt):
             go_on()
     world.append(0, b"3")

@@ -1,0 +1,308 @@
+"""Take a queue over: claim it, find where to resume, and load what is needed to drop repeats.
+
+The order of the steps is what keeps a failed start harmless:
+
+1. Check the owner marker and the configuration. A consumer with the wrong configuration stops here,
+   before it fences the consumer that is running.
+2. Compare the position with the queue's id and its range.
+3. Note the names of the acknowledged batches. The claim takes these out of the manifest.
+4. Claim the epoch. From here on the consumer before this one is fenced.
+5. Load the noted names of the batches that left the queue, and write down who reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.consumer.isolation import Repeats
+from opendata_buffer.consumer.position import Cursors, Position, QueueProgress
+from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.cas import LAST_READ_S
+from opendata_buffer.queue.consumer_note import amend_consumer_info, write_consumer_info
+from opendata_buffer.queue.hints import queue_hint, reset_command
+from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.marker import owner_key
+from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
+from opendata_buffer.queue.queue import OpenPause, Queue, no_such_queue
+from opendata_buffer.queue.reader_queue import ReaderQueue
+from opendata_buffer.runtime import Runtime, deadline
+from opendata_buffer.stores.base import Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenQueue:
+    """A queue that this process has taken over.
+
+    Attributes:
+        queue: The queue, or the log as its named reader has it.
+        manifest: The manifest or the view of the log, as the claim left it.
+        progress: How far transactions are processed; None without an isolation level.
+        repeats: The names of batches that were queued before.
+        note: Adds fields to the stored information about the queue's consumer.
+    """
+
+    queue: Queue | ReaderQueue
+    manifest: Manifest | LogView
+    progress: QueueProgress | None
+    repeats: Repeats
+    note: Callable[..., None]
+
+
+def take_over(
+    store: Store,
+    config: ConsumerConfig,
+    runtime: Runtime,
+    position: Position | None,
+    *,
+    isolation: str | None,
+    allow_data_loss: bool,
+    queue: Queue | ReaderQueue | None,
+    program: str,
+    open_pause: OpenPause | None,
+) -> TakenQueue:
+    """Become the consumer of a queue, or the named reader of a log, after a position.
+
+    Args:
+        store: The opened store of the queue.
+        config: The consumer's configuration.
+        runtime: Clock and threads.
+        position: The last position that is processed; None to start with the oldest queued batch.
+        isolation: Which batches of transactions are delivered; None to ignore transactions.
+        allow_data_loss: Log lost entries instead of raising ``DataLoss``.
+        queue: The queue, if the caller has opened it; None to open it here.
+        program: Name of the reading program.
+        open_pause: Makes the queue's broker pause; None if no broker is asked.
+
+    Raises:
+        InvalidInput: There is no queue, or it is a log and no reader is named.
+        QueueReset: The position is another queue's, or past the end of this one.
+        DataLoss: Entries after the position were dequeued by another program.
+        OpenDataBufferError: As :class:`.Consumer`.
+    """
+    start = position
+    progress = None
+    if isolation is not None:
+        progress = QueueProgress(config.data_path_prefix, isolation, position=position)
+        if position is not None:
+            needed = progress.first_needed
+            start = Position(position.queue_id, needed - 1) if needed else None
+    with start_deadline(config, runtime):
+        if queue is None:
+            queue = _claimed_queue(
+                store,
+                config,
+                runtime,
+                # A position says that the queue existed. A missing queue is then an error of its
+                # own (QueueReset), so this does not refuse it as "no such queue".
+                create=config.create_if_missing or start is not None,
+                program=program,
+                open_pause=open_pause,
+            )
+        elif isinstance(queue, Queue) and queue.is_log:
+            raise needs_reader(store, config)
+        last_acked = None if start is None else _sequence_of(start, queue, config, store.url)
+        repeats = Repeats(store, config, runtime, queue.queue_id)
+        if last_acked is not None and isinstance(queue, Queue):
+            _note_acknowledged(repeats, queue, last_acked)
+        manifest = queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+        note: Callable[..., None] = _note_nothing
+        if isinstance(queue, ReaderQueue):
+            # Acknowledged batches are still in the log. New ones are compared with those there.
+            repeats.described(queue.recent())
+        else:
+            # After the claim: by now the fenced consumer has noted all that it took out.
+            repeats.load()
+            write_consumer_info(store, config, runtime, manifest.epoch, program=program)
+            note = partial(amend_consumer_info, store, config, runtime, manifest.epoch)
+    first = manifest.first_sequence
+    if isolation is not None and position is None:
+        progress = QueueProgress(config.data_path_prefix, isolation, first)
+    elif isolation is not None and position is not None:
+        _check_resumable(position, queue, config, store.url, manifest.next_sequence)
+        if start is None and first:
+            # The position needs sequence 0, which the claim did not check.
+            if not allow_data_loss:
+                hint = "Another consumer read this queue. Accept the loss explicitly."
+                raise DataLoss(config.manifest_path, 0, first, hint)
+            warn_data_loss(config.manifest_path, 0, first)
+    if last_acked is not None and first > last_acked + 1:
+        warn_data_loss(config.manifest_path, last_acked + 1, first)
+    return TakenQueue(queue, manifest, progress, repeats, note)
+
+
+def open_queue(
+    store: Store,
+    config: ConsumerConfig,
+    runtime: Runtime,
+    claim: QueueClaim | None,
+    *,
+    program: str,
+    open_pause: OpenPause | None = None,
+    resettable: bool = True,
+) -> Queue | ReaderQueue:
+    """Return the queue as its one consumer has it; with ``config.reader``, as that reader has it.
+
+    Args:
+        store: The opened store of the queue.
+        config: The consumer's configuration.
+        runtime: Clock and threads.
+        claim: The queue's owner marker, which was just read; None if there is none.
+        program: Name of the reading program.
+        open_pause: Makes the queue's broker pause; None if no broker is asked.
+        resettable: Let errors advise to reset the reader. This helps a program that takes its
+            position from the log, and not one that keeps its own.
+
+    Raises:
+        InvalidInput: The queue is a log, and no reader is named.
+    """
+    if config.reader:
+        return ReaderQueue(
+            store,
+            config,
+            config.reader,
+            runtime=runtime,
+            claim=claim,
+            program=program,
+            resettable=resettable,
+        )
+    if claim is not None and claim.is_log:
+        raise needs_reader(store, config)
+    return Queue(
+        store, config, runtime=runtime, role="consumer", claim=claim, open_pause=open_pause
+    )
+
+
+def needs_reader(store: Store, config: QueueConfig) -> InvalidInput:
+    """Return the error for a program that would take batches away from all readers of a log."""
+    return InvalidInput(
+        f"the queue with manifest {config.manifest_path!r} in {store.url} is a log with named "
+        "readers: add reader=NAME, for example with the name of this program. 'opendata-buffer "
+        f"readers list {queue_hint(store.url, config)}' shows the readers that it has."
+    )
+
+
+def check_reader(store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
+    """Check that the configuration names a reader exactly if the queue is a log.
+
+    Raises:
+        InvalidInput: The queue is a log and no reader is named, or it is not a log and one is.
+    """
+    claim = check_owner(store, config, runtime=runtime)
+    if config.reader:
+        Log(store, config, runtime).need()
+    elif claim is not None and claim.is_log:
+        raise needs_reader(store, config)
+
+
+def check_data_loss(
+    cursors: Cursors, manifest: Manifest | LogView, key: str, *, allowed: bool, cause: str
+) -> Cursors:
+    """Check that a queue still has the entry that its reader hands out next (failure F28).
+
+    Args:
+        cursors: The reader's cursors.
+        manifest: The manifest, or the view of the log, as it was just read.
+        key: The key of the manifest or of the reader's position, for the error.
+        allowed: Skip lost entries with a warning.
+        cause: Why entries may be lost, in a sentence.
+
+    Returns:
+        The cursors; moved to the oldest entry if entries are lost and that is allowed.
+
+    Raises:
+        DataLoss: Entries are lost, and that is not allowed.
+    """
+    needed = cursors.next_hand_out
+    oldest = manifest.available_from(needed)
+    if oldest <= needed:
+        return cursors
+    if not allowed:
+        if isinstance(manifest, LogView) and manifest.log.reader:
+            log_, name = manifest.log, manifest.log.reader
+            command = reset_command(log_.store.url, log_.config, name, oldest)
+            cause = f"{cause} Stop this reader and accept the loss with {command}."
+        raise DataLoss(key, needed, oldest, cause)
+    warn_data_loss(key, needed, oldest)
+    return cursors.jump(oldest)
+
+
+def warn_data_loss(key: str, needed: int, oldest: int) -> None:
+    """Log that the entries from ``needed`` up to, not including, ``oldest`` are skipped."""
+    log.warning(
+        "data loss allowed: %s starts at %d, sequences %d to %d are gone unread",
+        key,
+        oldest,
+        needed,
+        oldest - 1,
+    )
+
+
+def start_deadline(config: QueueConfig, runtime: Runtime) -> AbstractContextManager[None]:
+    """Give the requests of one start or one close together the time that one change may take."""
+    return deadline(runtime, config.timeout_ms / 1000 + LAST_READ_S)
+
+
+def _claimed_queue(
+    store: Store,
+    config: ConsumerConfig,
+    runtime: Runtime,
+    *,
+    create: bool,
+    program: str,
+    open_pause: OpenPause | None,
+) -> Queue | ReaderQueue:
+    claim = claim_for_writing(
+        store,
+        config,
+        runtime=runtime,
+        missing=None if create else lambda: no_such_queue(store, config, creates=True),
+        grace_ms=config.gc.grace_period_ms,
+    )
+    return open_queue(store, config, runtime, claim, program=program, open_pause=open_pause)
+
+
+def _note_acknowledged(repeats: Repeats, queue: Queue, last_acked: int) -> None:
+    """Note the names of the acknowledged entries that the claim will take out of the manifest."""
+    manifest = queue.read() or Manifest.empty()
+    if manifest.first_sequence <= last_acked < manifest.next_sequence:
+        entries = manifest.entries(limit=last_acked + 1 - manifest.first_sequence)
+        repeats.described(entries)
+        repeats.note(last_acked + 1)
+
+
+def _note_nothing(**fields: object) -> None:
+    """Stand in for the note of a log's reader, whose position says who reads."""
+
+
+def _sequence_of(
+    position: Position, queue: Queue | ReaderQueue, config: ConsumerConfig, url: str
+) -> int:
+    """Return the sequence of a position, if it is one of this queue."""
+    own = queue.queue_id
+    if position.queue_id and own and position.queue_id != own:
+        raise QueueReset(
+            f"cannot resume after {position}: manifest {queue.key!r} in {url} belongs to queue "
+            f"{own}. The store or the prefix was changed, or the queue was deleted and made "
+            "again. Start without a position to read what is queued now. If only "
+            f"{owner_key(config.data_path_prefix)!r} was lost, write the old id back into it."
+        )
+    return position.sequence
+
+
+def _check_resumable(
+    position: Position, queue: Queue | ReaderQueue, config: ConsumerConfig, url: str, end: int
+) -> None:
+    """Check what the claim did not check of a position that follows transactions."""
+    if _sequence_of(position, queue, config, url) >= end:
+        raise QueueReset(
+            f"cannot resume {queue.key!r} after {position}: the queue ends at {end - 1}. Start "
+            "without the position to read what is queued now."
+        )
