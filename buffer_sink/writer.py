@@ -49,7 +49,7 @@ from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, se
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.queue.hints import queue_hint
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task
-from opendata_buffer.stores.base import Files, Put, Store
+from opendata_buffer.stores.base import Put, Store, ZeroCopy
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
 
@@ -303,7 +303,7 @@ class BatchUploads:
         began = self._runtime.monotonic()
         options = self._options
         pieces = seal_pieces(block.pieces, block.records, options.compression)
-        if isinstance(self._store, Files):  # where they need not be joined, which is a copy
+        if isinstance(self._store, ZeroCopy):  # where they need not be joined, which is a copy
             self._retrying(self._store.put_pieces, key, pieces)
         else:
             self._retrying(self._store.put, key, b"".join(pieces))

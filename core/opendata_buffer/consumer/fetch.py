@@ -34,7 +34,7 @@ from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.hints import reset_command
 from opendata_buffer.queue.missing import Missing, look_for_missing
 from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, Task
-from opendata_buffer.stores.base import Files, Get, read_bytes
+from opendata_buffer.stores.base import Get, ZeroCopy, read_bytes
 from opendata_buffer.stores.open import open_store
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class AdaptiveConcurrency:
     to the next. A ``store`` of files is near, of others the waits are measured."""
 
     def __init__(self, store: object = None) -> None:
-        self._declared = isinstance(store, Files)
+        self._declared = isinstance(store, ZeroCopy)
         self.near: bool | None = True if self._declared else None
         """Fetches hardly wait; None while nothing is known."""
         self.largest: int | None = None
@@ -288,7 +288,7 @@ class FetchHandle:
         data: bytes | ReadBuffer
         try:
             with self._unreadable(descriptor):
-                if isinstance(self._store, Files):
+                if isinstance(self._store, ZeroCopy):
                     read = partial(self._store.get_into, location, max_bytes=limit)
                     data = ReadBuffer(partial(call, read))
                 else:

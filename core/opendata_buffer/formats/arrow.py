@@ -276,9 +276,9 @@ class ReadBuffer:
     read. The buffer has room before and after the object for the head and tail that make it a
     Parquet file.
 
-    ``read`` reads an object at once; it is the object's :meth:`.Files.get_into`. An object of more
-    than ``WHOLE_BYTES`` is read in parts while it is decoded, because memory for all of it would be
-    fresh.
+    ``read`` reads an object at once; it is the object's :meth:`.ZeroCopy.get_into`. An object of
+    more than ``WHOLE_BYTES`` is read in parts while it is decoded, because memory for all of it
+    would be fresh.
     """
 
     __slots__ = ("_read", "data", "file", "size")

@@ -7,7 +7,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import batch_key, tagged_ulid
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.runtime import Moment, Runtime, deadline
-from opendata_buffer.stores.base import Files, Put
+from opendata_buffer.stores.base import Put, ZeroCopy
 
 
 class Uploader:
@@ -42,7 +42,7 @@ class Uploader:
         if data is None:
             pieces = batch.encode(config.compression, config.zstd_level)
             # Joining is a copy, so do it only for a store that needs one piece.
-            data = pieces if isinstance(self._store, Files) else b"".join(pieces)
+            data = pieces if isinstance(self._store, ZeroCopy) else b"".join(pieces)
             batch.data = data
             batch.parts = []
         if batch.stage is Stage.COMPLETED:
@@ -82,5 +82,5 @@ class Uploader:
         if isinstance(data, bytes):
             self._store.put(location, data)
         else:
-            assert isinstance(self._store, Files)
+            assert isinstance(self._store, ZeroCopy)
             self._store.put_pieces(location, data)

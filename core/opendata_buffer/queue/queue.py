@@ -1,7 +1,34 @@
-"""The queue: one manifest, and the changes that producers and consumers make to it.
+"""Change one manifest: append batches, take over as the consumer, acknowledge, seal.
 
-Each is a pure function from the manifest as it is to the manifest as it shall be, and
-:mod:`opendata_buffer.queue.cas` reads and writes (OpenData RFC 0001, Queue).
+A queue is one object, the manifest: a list of batches in the order of their sequences, the next
+sequence, and the epoch of the consumer. Producers append entries at its end. The consumer removes
+entries from its front, in one write together with the check that its epoch is still the current
+one. :class:`Queue` has one method for each of these changes (OpenData RFC 0001, Queue)::
+
+    queue = Queue(store, config, runtime=runtime, role="producer", claim=claim)
+    first = queue.append([NewEntry(location)])           # the sequence of the entry
+
+    manifest = queue.claim_epoch(last_acked_sequence=None)
+    queue.dequeue(through_sequence=first, epoch=manifest.epoch)
+
+Each change is a pure function from the manifest as it is to the manifest as it should be.
+:mod:`opendata_buffer.queue.cas` does the reading and writing.
+
+What can go wrong:
+
+* **The answer to an append is lost.** Appending again would queue the batches twice. Every location
+  is used only once, so the batches are searched for in the manifest that is read next (failures F1,
+  F2). In a log they may have moved into a segment by then (:meth:`Queue.find_moved`). If even that
+  does not resolve the doubt, the append raises ``CommitStateUnknown``.
+* **A second consumer starts.** It raises the epoch. The first one is refused at its next
+  acknowledgement and gets ``Fenced`` (failure F8).
+* **The manifest is gone, or went back.** Every read is compared with what this object and the owner
+  marker have seen before (failure F4).
+* **The manifest grows without limit** because nobody consumes. Every append rewrites all of it, so
+  appends are refused at ``max_manifest_bytes`` (failure F35). In a log, the oldest entries move
+  into segments before that.
+* **A busy broker wins every race.** It writes from memory, while this process has to read first.
+  :class:`WritePause` asks the broker to leave the manifest alone for a moment.
 """
 
 from __future__ import annotations
@@ -43,64 +70,66 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 HALF_FULL, NEARLY_FULL = 0.5, 0.8
-"""Shares of ``max_manifest_bytes`` from which on a manifest is warned about."""
+"""Shares of ``max_manifest_bytes`` at which a warning about the manifest is logged."""
 
 WARN_S = 10.0
 """Seconds between two warnings about one manifest."""
 
 NO_LOG_S = 60.0
-"""Seconds between two looks whether a queue with a long manifest has become a log."""
+"""Seconds between two checks whether a queue with a long manifest has become a log."""
 
 MAX_PAUSE_S = 0.1
-"""Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
+"""Longest wait in seconds after a lost race, if a write is slower than the backoff's first step."""
 
 
 @dataclass(eq=False)
 class _Append(Generic[T]):
-    """The change of one append, all of its group or nothing, and its :class:`~.cas.Proof`. Pure.
+    """The change of one append, all of its entries or none, and its :class:`~.cas.Proof`.
 
-    The group is recognised by its locations, each of which is used once (failures F1, F2).
+    The entries are recognised by their locations, each of which is used only once (failures F1,
+    F2).
     """
 
     entries: Sequence[NewEntry]
     check: Callable[[Manifest, Sequence[NewEntry]], None]
     guard: Callable[[Manifest], T | None] | None
     joins_others: bool = False
-    """Whether a part of the group may have been appended by another process meanwhile."""
+    """Whether another process may already have appended a part of the entries."""
     sequence: int = -1
-    """Of the first entry: where it is, or where the last attempt was to put it."""
+    """Sequence of the first entry: where it is, or where the last attempt was to put it."""
     stopped: T | None = None
-    """What the guard returned in the last attempt; None to go on."""
+    """The result of the guard in the last attempt. None if the guard allowed it."""
     moved: int = 0
     """Entries before this sequence are in segments of the log, and leave the manifest."""
 
     def decide(self, before: Manifest) -> Manifest:
-        """The manifest with the group behind its entries; the same one where the guard stops."""
+        """Return the manifest with the entries appended, or unchanged if the guard stops."""
         self.stopped = None if self.guard is None else self.guard(before)
         if self.stopped is not None:
             return before
-        # First: a producer that waits at a full manifest would copy it in each attempt.
+        # Check before appending: a producer that waits at a full manifest would otherwise copy the
+        # whole manifest in each attempt.
         shorter = left_to_log(before, self.moved)
         self.check(shorter, self.entries)
         self.sequence = before.next_sequence
         return shorter.append(self.entries)
 
     def mark(self) -> int:
-        """The first sequence of the attempt."""
+        """Return the sequence of the first entry in this attempt."""
         return self.sequence
 
     def find(self, now: Manifest | None, marks: Sequence[int]) -> bool:
-        """Whether the group is in the manifest."""
+        """Return whether the entries are in the manifest."""
         if now is None:
             return False
-        # The last entry, because the consumer drops the group from its front.
+        # Search for the last entry, because the consumer drops entries from the front.
         last = now.find(self.entries[-1].location)
         if last is not None:
             first = last - len(self.entries) + 1
             left = max(first, now.first_sequence)
             # A broker's client that was cut off may have appended its own part elsewhere.
-            others = [each.location for each in self.entries[left - first : -1]]
-            if others == [each.location for each in now.entries(left, last - left)]:
+            others = [entry.location for entry in self.entries[left - first : -1]]
+            if others == [entry.location for entry in now.entries(left, last - left)]:
                 if self.joins_others and first < left:
                     raise OutcomeUnknown("a part of the group may be another process's append")
                 self.sequence, self.stopped = first, None
@@ -111,46 +140,60 @@ class _Append(Generic[T]):
 
 
 def left_to_log(manifest: Manifest, moved: int) -> Manifest:
-    """The manifest without the entries before a sequence, which the index of the log has."""
+    """Return the manifest without the entries before a sequence, which are in segments."""
     if not manifest.first_sequence < moved <= manifest.next_sequence:
         return manifest
     return manifest.drop_through(moved - 1)
 
 
 class WritePause(Protocol):
-    """Has a broker leave a manifest to this process, which reads before it writes, and so loses
-    every race against a broker that writes from memory. It only saves time."""
+    """Make a broker leave a manifest to this process for a moment.
+
+    This process reads before it writes, and a broker writes from memory. Without a pause, this
+    process would lose every race. A pause only saves time.
+    """
 
     @property
     def is_connected(self) -> bool:
-        """Whether a broker is known, and is to be asked before the first attempt of a change."""
+        """Return whether a broker is known, to be asked before the first attempt of a change."""
 
     def ask(self, writes: int) -> bool:
-        """Ask for a pause of so many of the broker's reads and writes: more after each race that
-        was lost all the same. Whether one begins now; raises nothing."""
+        """Ask the broker to skip its next reads and writes. Raises nothing.
+
+        Args:
+            writes: How many to skip. Ask for more after each race that is lost in spite of a pause.
+
+        Returns:
+            Whether a pause begins now.
+        """
 
     def close(self) -> None:
-        """End the connection to the broker; the next :meth:`ask` may open another."""
+        """End the connection to the broker. The next :meth:`ask` may open another one."""
 
 
 OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
-"""Called at the first lost race, the sign that another process writes the manifest, too."""
+"""Called at the first lost race, which shows that another process writes the manifest, too."""
 
 
 class Queue:
-    """One manifest, as seen by one owner. Not thread-safe: its owner serialises the calls.
+    """One manifest as one owner sees it.
+
+    Not thread-safe: the owner of this object must make its calls one after another.
 
     Args:
-        role: Label of the write and conflict counters: ``producer``, ``consumer``, ...
-        claim: A writer's claim, whose marker refuses a manifest that was lost or restored, and
+        store: Where the queue is.
+        config: The queue.
+        runtime: Clock and sleep.
+        role: Label of the counters of writes and conflicts, such as ``producer``.
+        claim: The claim of a writer, which refuses a manifest that is gone or went back, and
             remembers how far this one gets. None for a reader.
         after_conflict: See :class:`.CasObject`.
-        open_pause: Has a broker pause for each change, from the first lost race on; for owners that
-            read before they write. None: no broker is asked.
+        open_pause: Opens a connection to the broker at the first lost race, to ask for a pause. For
+            owners that read before they write. None if no broker should be asked.
     """
 
-    # Producers write all the time, so a consumer's remembered manifest is out of date: one read is
-    # cheaper than a lost race, which also makes a producer retry.
+    # Producers write all the time, so the manifest that a consumer remembers is out of date. One
+    # read is cheaper than a lost race, which makes a producer retry, too.
     _changes_from_memory = False
     _joins_others = False
 
@@ -173,17 +216,17 @@ class Queue:
         self._runtime = runtime
         self._claim = claim
         self.queue_id = "" if claim is None else claim.queue_id
-        """The queue's id; empty without a claim."""
+        """The id of the queue; empty without a claim."""
         self.is_log = claim is not None and claim.is_log
         """Whether the queue was a log when it was claimed."""
         # Sequence and location of the last entry that a change took out.
         self._dropped: tuple[int, str] | None = None
         self._role = {"role": role}
         self.labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
-        """Attributes of gauges about this queue."""
+        """Attributes of the gauges of this queue."""
         self._races_lost: deque[bool] = deque(maxlen=100)
         self.key = config.manifest_path
-        """The manifest's key."""
+        """The key of the manifest."""
         self._object = manifest_object(
             store,
             config,
@@ -203,35 +246,41 @@ class Queue:
 
     @property
     def attempts(self) -> int:
-        """Attempts to write the manifest so far."""
+        """Return how often this object has tried to write the manifest."""
         return self._object.attempts
 
     @property
     def conflicts(self) -> int:
-        """Attempts that lost a race."""
+        """Return how many of these attempts lost a race."""
         return self._object.conflicts
 
     @property
     def last_seen(self) -> Manifest | None:
-        """The manifest as last read or written; None when none was seen yet."""
+        """Return the manifest as it was last read or written; None before that."""
         return self._object.last_seen
 
     def close(self) -> None:
-        """Write into the marker how far the queue got. Free to repeat; raises nothing."""
+        """Write into the owner marker how far the queue got. Repeatable; never raises."""
         manifest = self._object.last_seen
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, now=True, acked_location=self._acked_location(manifest))
         self.disconnect()
 
     def disconnect(self) -> None:
-        """End the connection to a broker; the next change opens one if it has to."""
+        """End the connection to a broker. The next change opens another one if it needs one."""
         if self._pause is not None:
             self._pause.close()
 
     def read(self) -> Manifest | None:
-        """The manifest as it is now, or None when the queue was never created; one conditional GET.
+        """Read the manifest with one conditional GET.
 
-        ``QueueReset`` where it vanished or went backwards since it was last read (failure F4).
+        Returns:
+            The manifest, or None if the queue was never created.
+
+        Raises:
+            QueueReset: The manifest is gone, or went back since it was last read (failure F4).
+            CorruptManifest: The manifest is damaged.
+            StorageError: The store did not answer.
         """
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
@@ -248,22 +297,33 @@ class Queue:
         read_first: bool = False,
         makes_room: bool = False,
     ) -> int | T:
-        """Append a group in one write: contiguous, all or none. Returns the first sequence.
+        """Append entries with contiguous sequences in one write: all of them or none.
 
-        Idempotent by location: after a lost answer the manifest is read again and searched for
-        the group, so no batch is ever appended twice (failures F1, F2).
+        Appending the same locations again does not repeat them: after a lost answer, the manifest
+        is read and searched for them (failures F1, F2).
 
         Args:
-            entries: At least one.
-            guard: Called with each manifest that is about to be replaced. Any value but None stops
-                the append, which returns it. What it checks holds when the write is applied.
-            read_first: Others write, too: the first attempt is not made from memory.
-            makes_room: The entries let consumers acknowledge others, as transaction markers do:
-                refused at ``max_manifest_bytes``, they would keep the queue full for ever.
+            entries: The entries, at least one.
+            guard: Called with each manifest that is about to be replaced. If it returns anything
+                but None, nothing is appended, and the append returns that. What it has checked
+                still holds when the write is applied.
+            read_first: Read the manifest before the first attempt, because other processes write
+                it, too.
+            makes_room: Ignore ``max_manifest_bytes``, for entries such as transaction markers that
+                let consumers acknowledge others. If they were refused, the queue would stay full
+                forever.
 
-        Raises ``QueueFull``, ``Conflict`` where every attempt lost its race until the deadline,
-        ``Drained`` where the queue was sealed, ``CommitStateUnknown`` where the group may have been
-        appended. After any other error nothing was.
+        Returns:
+            The sequence of the first entry, or what ``guard`` returned.
+
+        Raises:
+            InvalidInput: There is no entry.
+            QueueFull: The manifest has reached ``max_manifest_bytes``. Nothing was appended.
+            Conflict: Every attempt lost its race until the deadline. Nothing was appended.
+            Drained: The queue was sealed. Nothing was appended.
+            QueueReset: The manifest is gone or went back. Nothing was appended.
+            CommitStateUnknown: The entries may have been appended.
+            StorageError: The store did not answer, or refused the write. Nothing was appended.
         """
         if not entries:
             raise errors.InvalidInput("append of no entries: give at least one")
@@ -279,7 +339,7 @@ class Queue:
                 if first is not None:
                     return first
                 if complete:
-                    continue  # in neither: the attempt was bound to a version that is gone
+                    continue  # The attempt was not applied, and no longer can be.
             seen = self._object.last_seen
             raise errors.CommitStateUnknown(
                 self.key,
@@ -296,13 +356,19 @@ class Queue:
         return append.sequence
 
     def find_moved(self, entries: Sequence[NewEntry], since: int) -> tuple[bool, int | None]:
-        """Look for a group that was appended at ``since`` or later in the segments of a log.
+        """Search the segments of a log for entries that may have been appended.
 
-        Whether that answers it, and the first sequence of the group, if it is there. No answer is
-        a queue that is no log, a gap or a forgotten part in the index, or a part of the group.
+        Args:
+            entries: The entries.
+            since: They were appended at this sequence or later.
+
+        Returns:
+            Whether the search gives an answer, and the sequence of the first entry if they are
+            there. There is no answer if the queue is not a log, if the index has a gap or no longer
+            knows these sequences, or if only a part of the entries is found.
         """
         manifest = self._object.last_seen
-        wanted = [each.location for each in entries]
+        wanted = [entry.location for entry in entries]
         try:
             moved = Log(self._store, self._config, self._runtime, self.queue_id)
             index = moved.read()
@@ -311,7 +377,7 @@ class Queue:
             last = moved.find(index, wanted[-1], since)
             if last is not None:
                 first = last - len(wanted) + 1
-                found = [each.location for each in moved.entries(index, first, len(wanted))]
+                found = [entry.location for entry in moved.entries(index, first, len(wanted))]
                 return found == wanted, first if found == wanted else None
             oldest = min([part.first for part in index.parts()], default=index.end)
             gap = any(end > since for _, end in index.lost) or manifest.first_sequence > index.end
@@ -321,36 +387,45 @@ class Queue:
             return False, None
 
     def _found_log(self) -> Log | None:
-        """The log, if the queue is one; asked once in a while until it is."""
+        """Return the log if the queue is one. If not, check again from time to time."""
         if self._log is None and (self.is_log or self._log_searches.is_due()):
             found = Log(self._store, self._config, self._runtime, self.queue_id)
             self._log = found if found.read() is not None else None
         return self._log
 
     def _move(self, manifest: Manifest) -> None:
-        """Move the oldest entries of a log into a segment; the next append leaves them out."""
+        """Move the oldest entries of a log into a segment. The next append leaves them out."""
         unmoved = manifest.next_sequence - max(manifest.first_sequence, self._moved)
         if not self._long and unmoved >= self._move_at:
-            # Each process a little later than the others, so that one of them moves.
+            # Each process waits for a slightly different length, so that only one of them moves.
             self._long = self._move_at = int(Log.most_entries * (1 + self._runtime.random() / 2))
         if unmoved < self._move_at:
             return
-        # Writers that end before their next append leave nothing out.
+        # A writer that ends before its next append does not remove what it has moved.
         index = self.shorten(
             self._found_log, manifest, leave=manifest.entry_count >= 2 * self._long
         )
         if index is not None:
             self._moved = index.end
             left = manifest.next_sequence - max(manifest.first_sequence, index.end)
-            # What an open transaction keeps here is not looked at with each append.
+            # If an open transaction keeps entries here, do not try again with each append.
             long = left > Log.most_entries
             self._move_at = left + Log.left_entries if long else self._long
 
     def shorten(
         self, find_log: Callable[[], Log | None], manifest: Manifest, *, leave: bool = True
     ) -> LogIndex | None:
-        """Move the oldest entries into segments, and have them ``leave`` the manifest; the index,
-        where it was read and written. What fails is only logged: the next process tries again.
+        """Move the oldest entries into segments, and remove them from the manifest.
+
+        A failure is only logged, because the next process tries again.
+
+        Args:
+            find_log: Returns the log; None if the queue is not a log.
+            manifest: The manifest as it was just read.
+            leave: Whether to remove the moved entries from the manifest now.
+
+        Returns:
+            The index, or None if it was not read and written.
         """
         try:
             found = find_log()
@@ -360,7 +435,8 @@ class Queue:
                 self._change(lambda before: left_to_log(before, end))
         except errors.OpenDataBufferError as error:
             log.warning("the oldest entries of %s were not moved: %s", self.key, error)
-            # Not with each append: an index that was restored stays so until somebody repairs it.
+            # Do not try with each append: an index that was restored from an old copy stays old
+            # until an operator repairs it.
             self._move_at += Log.left_entries
             return None
         return index
@@ -368,10 +444,22 @@ class Queue:
     def claim_epoch(
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
     ) -> Manifest:
-        """Take over as the queue's consumer: raise the epoch, drop what is already acknowledged.
+        """Take over as the consumer: raise the epoch, and drop acknowledged entries.
 
-        Raising it once more is as good (OpenData RFC 0001, Queue), so a lost answer needs no proof.
-        Raises as :func:`.check_resume`, or ``Drained`` where the queue was sealed.
+        After a lost answer the epoch may be raised twice, which does no harm.
+
+        Args:
+            last_acked_sequence: Continue after this sequence. None continues at the oldest entry.
+            allow_data_loss: Continue even if later entries were removed.
+
+        Returns:
+            The manifest with the new epoch.
+
+        Raises:
+            QueueReset: There is no queue, or it ends before ``last_acked_sequence`` (failure F27).
+            DataLoss: Later entries were removed, and ``allow_data_loss`` is false.
+            Drained: The queue was sealed.
+            StorageError: The store did not answer, or refused the write.
         """
 
         def claim(before: Manifest) -> Manifest:
@@ -390,10 +478,21 @@ class Queue:
         return self._change(claim)
 
     def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
-        """Drop all entries up to and including ``through_sequence``; repeatable.
+        """Drop all entries up to and including a sequence. Repeatable.
 
-        ``Fenced`` where the manifest has another epoch (an earlier attempt may be applied),
-        ``InvalidInput`` where the queue ends before (failure F27).
+        Args:
+            through_sequence: The last sequence to drop.
+            epoch: The epoch of the caller.
+
+        Returns:
+            The manifest without these entries.
+
+        Raises:
+            Fenced: The manifest has another epoch. An earlier attempt of this call may have been
+                applied.
+            InvalidInput: The queue ends before this sequence (failure F27).
+            Drained: The queue was sealed.
+            StorageError: The store did not answer, or refused the write.
         """
 
         def drop(before: Manifest) -> Manifest:
@@ -408,8 +507,23 @@ class Queue:
         return self._change(drop)
 
     def replace(self, sequence: int, location: str, entry: NewEntry) -> Manifest:
-        """Replace the entry that has this sequence and location, and raise the epoch: a consumer
-        that has the old entry cannot acknowledge past a batch that it knows nothing of. Repeatable.
+        """Replace one entry, and raise the epoch. Repeatable.
+
+        The new epoch fences the consumer: it has read the old entry, and must not acknowledge past
+        a batch that it does not know.
+
+        Args:
+            sequence: The entry's sequence.
+            location: The entry's present location.
+            entry: The new entry.
+
+        Returns:
+            The manifest with the new entry.
+
+        Raises:
+            InvalidInput: The sequence has another location by now.
+            Drained: The queue was sealed.
+            StorageError: The store did not answer, or refused the write.
         """
 
         def swap(before: Manifest) -> Manifest:
@@ -427,10 +541,16 @@ class Queue:
         return self._change(swap)
 
     def seal(self, read_to: int | None = None) -> bool:
-        """Close an empty queue for good; repeatable. While it has entries: False, no write.
+        """Close an empty queue for good. Repeatable.
 
-        ``read_to`` is, of a log, up to where all its readers have acknowledged. An append that
-        races with the seal is applied first, and the queue is not empty, or refused (``Drained``).
+        An append that races with the seal is either applied first, so that the queue is not empty,
+        or is refused with ``Drained``.
+
+        Args:
+            read_to: For a log, the sequence up to which all its readers have acknowledged.
+
+        Returns:
+            Whether the queue is sealed. False if it still has entries; nothing was written then.
         """
 
         def close(before: Manifest) -> Manifest:
@@ -441,8 +561,12 @@ class Queue:
         return self._change(close).sealed
 
     def check_epoch(self, manifest: Manifest | LogView, epoch: int) -> None:
-        """Raise ``Fenced`` unless ``epoch`` is the manifest's (failure F8), ``Drained`` if it is
-        sealed."""
+        """Check that the manifest has this epoch.
+
+        Raises:
+            Fenced: It has another one (failure F8).
+            Drained: The queue was sealed.
+        """
         self._check_open(manifest)
         if manifest.epoch != epoch:
             raise errors.Fenced(self.key, epoch, manifest.epoch)
@@ -485,7 +609,7 @@ class Queue:
 
         try:
             if self._pause is not None and self._pause.is_connected:
-                # The broker has written since: what is remembered is out of date.
+                # The broker has written since, so the manifest in memory is out of date.
                 from_memory = False
                 self._pause.ask(1)
             return self._object.update(decide, proof=append, from_memory=from_memory)
@@ -494,15 +618,15 @@ class Queue:
                 self._count(tried, self.conflicts - conflicts)
 
     def _after_conflict(self) -> float | None:
-        """Have a broker pause, where one is; seconds to the next attempt, None for the backoff."""
+        """Ask a broker to pause. Return the seconds to the next attempt; None for the backoff."""
         if self._open_pause is not None:
             if self._pause is None:
                 self._pause = self._open_pause(self._store, self._config, self._runtime)
             if self._pause.ask(self.conflicts - self._conflicts_before):
                 return 0.0
         # A writer that waits longer each time hardly ever writes while a busy writer pauses
-        # (producer/fairness.py). The time that a write takes is wait enough, unless the store
-        # is quick: then the backoff, which grows.
+        # (producer/fairness.py). Waiting as long as a write takes is enough. If the store is
+        # fast, use the backoff, which grows.
         took = self._runtime.monotonic() - self._decided_at
         if took <= self._config.backoff_base_ms / 1000:
             return None
@@ -519,7 +643,7 @@ class Queue:
     def _manifest_of(
         self, outcome: outcomes.Applied[Manifest | None] | outcomes.Conflict | outcomes.Vanished
     ) -> Manifest:
-        """The manifest that holds now; raises ``Conflict`` or ``QueueReset`` without one."""
+        """Return the manifest that holds now, or raise ``Conflict`` or ``QueueReset``."""
         if isinstance(outcome, outcomes.Conflict):
             raise errors.Conflict(self.key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, outcomes.Vanished):
@@ -530,9 +654,9 @@ class Queue:
         return manifest or Manifest.empty()
 
     def _acked_location(self, manifest: Manifest) -> str:
-        """Where the batch was that left this manifest last; empty where that is not known."""
-        # The change that was to take the batch out may have been refused, and another consumer may
-        # have taken more: then the remembered location is of another batch.
+        """Return where the batch was that left the manifest last; empty if that is not known."""
+        # The change that was to remove the batch may have been refused, and another consumer may
+        # have removed more. Then the remembered location belongs to another batch.
         if self._dropped is None or self._dropped[0] != manifest.first_sequence - 1:
             return ""
         return self._dropped[1]
@@ -548,7 +672,7 @@ class Queue:
         raise errors.QueueFull(self.key, size, limit, before.entry_count, oldest_ms)
 
     def _note_share(self, manifest: Manifest) -> None:
-        """Report how full the manifest is, before appends are refused (failure F35)."""
+        """Report how full the manifest is, and warn before appends are refused (failure F35)."""
         limit = self._config.max_manifest_bytes
         metrics.manifest_share.set(manifest.size / limit, self.labels)
         text = fullness(manifest.size, limit)
@@ -557,7 +681,12 @@ class Queue:
 
 
 def fullness(size: int, limit: int) -> str:
-    """A warning about a manifest of this size, in bytes; empty below half of its limit."""
+    """Return a warning about a manifest of this size; empty below half of its limit.
+
+    Args:
+        size: Bytes of the manifest.
+        limit: ``max_manifest_bytes``.
+    """
     share = size / limit
     if share < HALF_FULL:
         return ""
@@ -569,14 +698,15 @@ def fullness(size: int, limit: int) -> str:
 
 
 def removed_before(count: int, url: str, config: QueueConfig, who: str) -> str:
-    """Return a warning for a program that starts at the earliest batch of a queue, which is not
-    the first one that was produced: those who know Kafka expect to read everything again.
+    """Return a warning for a program that starts at the earliest, but not the first, batch.
+
+    Users who know Kafka expect that starting at the earliest position reads everything again.
 
     Args:
         count: Batches that left the queue before, in all partitions of a topic.
-        url: The store's URL.
+        url: The URL of the store.
         config: The queue, or one partition.
-        who: What begins to read, such as ``this query``.
+        who: The program that starts to read, such as ``this query``.
     """
     what = "1 batch was" if count == 1 else f"{count} batches were"
     return (
@@ -587,8 +717,13 @@ def removed_before(count: int, url: str, config: QueueConfig, who: str) -> str:
 
 
 def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
-    """Raise ``InvalidInput`` where a worker would create a queue at a mistyped path, ``QueueReset``
-    where one has lost its manifest."""
+    """Check that the queue exists, for a worker that must not create one at a mistyped path.
+
+    Raises:
+        InvalidInput: There is no queue.
+        QueueReset: There is a queue that has lost its manifest.
+        StorageError: The store did not answer.
+    """
     if read_manifest(store, config, runtime) is None:
         claim = check_owner(store, config, runtime=runtime)
         if claim is None:
@@ -599,8 +734,13 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
 def no_such_queue(
     store: Store, config: QueueConfig, *, creates: bool = False
 ) -> errors.InvalidInput:
-    """The error of a command or reader that found no manifest: what is there instead. With
-    ``creates`` the caller has an option that creates a queue."""
+    """Return the error of a program that found no manifest. It says what is there instead.
+
+    Args:
+        store: Where the program looked.
+        config: The queue that it looked for.
+        creates: Whether the caller has an option that creates a queue.
+    """
     prefix = config.data_path_prefix
     if exists(store, TOPIC_KEY):
         root = QueueConfig(store=store.url, store_options=config.store_options)

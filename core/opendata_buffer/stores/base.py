@@ -86,23 +86,36 @@ class Put(Protocol):
 
 
 Allocate = Callable[[int], memoryview]
-"""Memory to read to, for an object of so many bytes."""
+"""Returns memory to read an object of this many bytes into."""
 
 
 @runtime_checkable
-class Files(Protocol):
-    """A store whose objects are files of this machine: what is read or written is not copied, and
-    reads have no latency that threads could hide."""
+class ZeroCopy(Protocol):
+    """A store that reads into and writes from memory of the caller without a copy.
+
+    Its objects are files of this machine, so reads also have no latency that threads could hide.
+    """
 
     def get_into(
         self, key: str, allocate: Allocate, start: int = 0, *, max_bytes: int | None = None
     ) -> None:
-        """Fill the memory that ``allocate`` returns with the bytes of an object from ``start`` on;
-        it is called once, with the object's size. Raises as :meth:`Get.get`; the memory may have
-        been written to."""
+        """Fill the memory that ``allocate`` returns with an object.
+
+        Args:
+            key: The object.
+            allocate: Called once, with the number of bytes.
+            start: First byte of the object to read.
+            max_bytes: A larger object is refused.
+
+        Raises:
+            ObjectNotFound: There is no such object.
+            CorruptData: The object is larger than ``max_bytes``. The memory may have been written
+                to.
+            StorageError: The store did not answer. The memory may have been written to.
+        """
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """As :meth:`Put.put`, of the joined pieces."""
+        """Write an object that consists of these pieces; otherwise like :meth:`Put.put`."""
 
 
 class ConditionalPut(Protocol):
@@ -171,14 +184,18 @@ class WrongChecksum(CorruptData):
 
 
 def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
-    """All bytes of an object; raises as :meth:`Get.get`."""
+    """Return all bytes of an object. Raises like :meth:`Get.get`."""
     got = store.get(key, max_bytes=max_bytes)
     assert isinstance(got, Blob)  # the other one is only an answer to if_changed
     return got.data
 
 
 def exists(store: Get, key: str) -> bool:
-    """Whether an object is there; one read of one byte."""
+    """Return whether an object is there. Reads one byte.
+
+    Raises:
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
     try:
         store.get(key, byte_range=(0, 1))
     except ObjectNotFound:

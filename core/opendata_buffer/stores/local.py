@@ -513,7 +513,7 @@ class LocalStore:
     def get_into(
         self, key: str, allocate: Allocate, start: int = 0, *, max_bytes: int | None = None
     ) -> None:
-        """See :meth:`opendata_buffer.stores.Files.get_into`."""
+        """See :meth:`opendata_buffer.stores.base.ZeroCopy.get_into`."""
         with self._opened(key) as (fd, status):
             check_size(key, status.st_size, max_bytes)
             if not read_into(fd, start, allocate(status.st_size)):
@@ -548,7 +548,7 @@ class LocalStore:
         self.put_pieces(key, (data,))
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """See :meth:`opendata_buffer.stores.Files.put_pieces`."""
+        """See :meth:`opendata_buffer.stores.base.ZeroCopy.put_pieces`."""
         path = self.file_of(key)
         try:
             self._temporary.prepare()
