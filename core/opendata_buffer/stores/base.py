@@ -1,4 +1,4 @@
-"""The protocols of an object store; each caller takes the smallest one that it needs."""
+"""The protocols of an object store. Each caller takes the smallest one it needs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """The result of a read. Equal versions mean equal bytes."""
+    """The result of a read. Equal versions mean equal bytes.
 
-    data: bytes  # of the object, or of the asked range of it
-    version: str  # an opaque token of exactly these bytes
-    last_modified_ms: int  # when the object was written, by the store's own clock
+    Attributes:
+        data: The object, or the range of it that was asked for.
+        version: An opaque token of exactly these bytes.
+        last_modified_ms: When the object was written, by the store's own clock.
+    """
+
+    data: bytes
+    version: str
+    last_modified_ms: int
 
 
 PutOutcome = outcomes.Outcome[str]
-"""The outcome of a conditional put; the applied value is the object's new version."""
+"""The outcome of a conditional put. The value of an applied one is the object's new version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object of a listing; ``size`` in bytes, time by the store's own clock."""
+    """One object of a listing: its size in bytes, and its time by the store's own clock."""
 
     key: str
     size: int
@@ -34,15 +40,20 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Objects below a prefix, in the order of their keys' UTF-8 bytes (that of the strings).
+    """Objects below a prefix, in the order of their keys' UTF-8 bytes (as Python orders strings).
 
     Ages are ``now_ms - last_modified_ms``, so no client's clock can make an object look old
     (failure F6).
+
+    Attributes:
+        objects: The objects.
+        now_ms: When the listing began, by the store's own clock, since the Unix epoch.
+        truncated: Whether the limit was reached, so that more objects may follow the last one.
     """
 
     objects: tuple[ObjectInfo, ...]
-    now_ms: int  # when the listing began, by the store's own clock, since the Unix epoch
-    truncated: bool = False  # whether the limit was reached, and more may follow the last one
+    now_ms: int
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class DeleteFailure:
 
 
 class Get(Protocol):
-    """Reading one object."""
+    """Reads one object."""
 
     def get(
         self,
@@ -64,29 +75,39 @@ class Get(Protocol):
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
     ) -> Blob | None:
-        """Read an object, or ``byte_range`` = (start, end exclusive) of it.
+        """Read an object, or a range of it.
 
-        Returns None only when ``if_changed`` is the current version. A range is cut at the end of
-        the object.
+        Args:
+            key: The object.
+            if_changed: A version. If the object still has it, nothing is read.
+            byte_range: (start, end exclusive). A range is cut at the end of the object.
+            max_bytes: Largest object or range to read.
+
+        Returns:
+            The object; None only if ``if_changed`` is the current version.
 
         Raises:
-            ObjectNotFound: No such object.
-            InvalidInput: A key no object can have, or a range that is empty or negative.
+            ObjectNotFound: The object does not exist.
+            InvalidInput: No object can have this key, or the range is empty or negative.
             CorruptData: The object (or range) is larger than ``max_bytes``; it was not read.
             TransientStorageError, PermanentStorageError: The store did not answer.
         """
 
 
 class Put(Protocol):
-    """Writing one whole object under a name that no other writer uses."""
+    """Writes one whole object under a name that no other writer uses."""
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """Write an object atomically and durably; safe to repeat with the same bytes. After a
-        TransientStorageError or PermanentStorageError it may or may not have been written."""
+        """Write an object atomically and durably. Safe to repeat with the same bytes.
+
+        Raises:
+            TransientStorageError, PermanentStorageError: The object may or may not have been
+                written.
+        """
 
 
 Allocate = Callable[[int], memoryview]
-"""Returns memory to read an object of this many bytes into."""
+"""Returns memory for an object of the given number of bytes."""
 
 
 @runtime_checkable
@@ -122,38 +143,55 @@ class ConditionalPut(Protocol):
     """Compare-and-swap on one object."""
 
     def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
-        """Write an object if it still has this version or, with None, if there is none yet, in one
-        attempt; see :mod:`opendata_buffer.outcomes`. Raises TransientStorageError for one that was
-        not begun, PermanentStorageError for one that was refused: credentials, permissions, missing
-        bucket."""
+        """Write an object, in one attempt, if it still has this version.
+
+        Args:
+            key: The object.
+            data: Its new bytes.
+            version: The version that it must have; None if it must not exist.
+
+        Returns:
+            The outcome; see :mod:`opendata_buffer.outcomes`.
+
+        Raises:
+            TransientStorageError: The write was not begun.
+            PermanentStorageError: The write was refused: credentials, permissions, or a missing
+                bucket.
+        """
 
     def check_conditional_writes(self, near: str) -> None:
-        """Raise UnsafeStore for a store that ignores or does not know conditional writes (failure
-        F12). Once per process; writes nothing that stays. ``near`` is a key below which a probe
-        object may be named."""
+        """Check, once per process, that the store honors conditional writes.
+
+        Args:
+            near: A key below which a probe object may be named.
+
+        Raises:
+            UnsafeStore: The store ignores conditional writes or does not support them (failure
+                F12).
+        """
 
 
 @runtime_checkable
 class RateLimited(Protocol):
-    """A store that limits how often one object is written, as Google's does."""
+    """A store that limits how often one object is written, like Google's."""
 
     def write_due(self, key: str) -> float:
-        """Seconds until a write of the object is not refused for its rate; 0 if it may be sent."""
+        """Return the seconds until the store accepts a write of the object; 0 if it does now."""
 
 
 class List(Protocol):
-    """Listing."""
+    """Lists objects."""
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
-        """The objects whose key starts with ``prefix`` and comes after ``start_after``.
+        """Return the objects whose key starts with ``prefix`` and comes after ``start_after``.
 
-        A large prefix is read piece by piece: ask with a limit, and while the answer is
-        ``truncated`` ask again with its last key as ``start_after``.
+        Read a large prefix piece by piece: ask with a limit, and as long as the answer is
+        ``truncated``, ask again with its last key as ``start_after``.
 
         Args:
-            prefix: May end inside a name; ``""`` is everything.
-            start_after: Any text, not necessarily a key; it is itself not listed.
-            limit: Most objects listed. Default: all of them.
+            prefix: May end inside a name; ``""`` means everything.
+            start_after: Any text, not necessarily a key; a key equal to it is not listed.
+            limit: Largest number of objects. Default: all of them.
 
         Raises:
             InvalidInput: ``limit`` is less than 1.
@@ -162,31 +200,31 @@ class List(Protocol):
 
 
 class Delete(Protocol):
-    """Deleting."""
+    """Deletes objects."""
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """Delete objects; a missing one counts as deleted. Returns those that failed."""
+        """Delete objects, and return those that failed; a missing one counts as deleted."""
 
 
 class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
-    """Every operation. Thread-safe, and picklable when another process can reach the store."""
+    """All operations. Thread-safe, and picklable if another process can reach the store."""
 
     @property
     def url(self) -> str:
-        """The URL that names this store; without credentials."""
+        """The URL that names this store, without credentials."""
 
 
 T = TypeVar("T")
 
 
 class WrongChecksum(CorruptData):
-    """The store keeps another checksum for it (failure F36); reads of a range compare none."""
+    """The store keeps another checksum for the object (failure F36). Range reads compare none."""
 
 
 def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
-    """Return all bytes of an object. Raises like :meth:`Get.get`."""
+    """Return all bytes of an object. Raises the errors of :meth:`Get.get`."""
     got = store.get(key, max_bytes=max_bytes)
-    assert isinstance(got, Blob)  # the other one is only an answer to if_changed
+    assert isinstance(got, Blob)  # None is only an answer to if_changed
     return got.data
 
 
@@ -204,7 +242,7 @@ def exists(store: Get, key: str) -> bool:
 
 
 def check_limit(limit: int | None) -> None:
-    """Refuse a listing of no objects: it would be truncated without a key to go on after."""
+    """Refuse a listing of no objects, which would be truncated without a key to continue after."""
     if limit is not None and limit < 1:
         raise InvalidInput(f"limit is {limit!r}: use a whole number of at least 1")
 
@@ -218,7 +256,7 @@ def check_range(byte_range: tuple[int, int] | None) -> None:
 
 
 def cut(byte_range: tuple[int, int] | None, size: int) -> tuple[int, int]:
-    """The part of the range that an object of ``size`` bytes has: (start, end)."""
+    """Return the part (start, end) of the range that an object of ``size`` bytes has."""
     if byte_range is None:
         return (0, size)
     return (min(byte_range[0], size), min(byte_range[1], size))

@@ -1,4 +1,4 @@
-"""Objects in this process's memory: the reference behaviour of a store, for tests."""
+"""Objects in this process's memory: the reference behavior of a store, for tests."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ from opendata_buffer.stores.base import (
     cut,
 )
 
-# Never repeats in this process, not even in two stores: equal versions mean equal bytes.
+# Never repeats in this process, even across stores, because equal versions mean equal bytes.
 _versions = itertools.count(1)
 _registry: dict[str, MemoryStore] = {}
 
 
 class MemoryStore:
-    """A dictionary with a lock. ``now_ms`` is its clock, milliseconds since the Unix epoch.
+    """A dictionary with a lock.
 
-    ``MemoryStore.named(name)`` is what ``memory://name`` opens: one store for the whole process,
-    and the only kind that pickles, by its name, within the process.
+    ``MemoryStore.named(name)`` is the store that ``memory://name`` opens: one store for the whole
+    process. Only such a store can be pickled, by its name, within the process.
+
+    Args:
+        name: In the store's URL.
+        now_ms: Its clock, milliseconds since the Unix epoch.
     """
 
     def __init__(self, name: str = "", *, now_ms: Callable[[], int] | None = None) -> None:
@@ -42,7 +46,7 @@ class MemoryStore:
 
     @classmethod
     def named(cls, name: str) -> MemoryStore:
-        """The process's store of this name, made at its first use."""
+        """Return the process's store of this name, which is created at its first use."""
         return _registry.setdefault(name, cls(name))
 
     @property

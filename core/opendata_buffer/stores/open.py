@@ -1,10 +1,14 @@
-"""Opens the store that a URL names."""
+"""Opens the store that a URL names.
+
+To add a store, write its class and add one line to :data:`SCHEMES`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -21,31 +25,104 @@ from opendata_buffer.stores.clients import (
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 
-_SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfss", "memory")
-# A name with a colon in it is a path unless it looks like a URL or starts like one of ours.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|gs|az|abfss|memory):)")
-_USAGE = (
-    "use a directory, file:///dir, s3://bucket[/root], gs://bucket[/root], az://container[/root], "
-    "abfss://container@account.dfs.core.windows.net[/root] or memory://name"
-)
 
-_CALLED = {"memory": "store", "az": "container", "abfss": "container"}
-_ENVIRONMENTS = {
-    "s3": AWS_ENVIRONMENT,
-    "s3a": AWS_ENVIRONMENT,
-    "gs": GCS_ENVIRONMENT,
-    "az": AZURE_ENVIRONMENT,
-    "abfss": AZURE_ENVIRONMENT,
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The parts of a URL after its scheme: ``host/root`` after two slashes."""
+
+    url: str
+    scheme: str
+    host: str
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How to open the stores of one URL scheme.
+
+    Attributes:
+        open: Returns the store at a location.
+        example: What such a URL looks like; empty for another spelling of a scheme.
+        environment: Prefixes of the environment variables that the store depends on.
+        place: What the service calls the URL's host.
+    """
+
+    open: Callable[[Location, StoreOptions], Store]
+    example: str = ""
+    environment: tuple[str, ...] = ()
+    place: str = "bucket"
+
+
+# Each cloud's client takes 100 ms to import, so only a process that uses a cloud imports it.
+
+
+def _open_s3(at: Location, options: StoreOptions) -> Store:
+    from opendata_buffer.stores.s3 import S3Store
+
+    return S3Store(at.host, at.root, options)
+
+
+def _open_gcs(at: Location, options: StoreOptions) -> Store:
+    from opendata_buffer.stores.gcs import GcsStore
+
+    return GcsStore(at.host, at.root, options)
+
+
+def _open_azure(at: Location, options: StoreOptions) -> Store:
+    from opendata_buffer.stores.azure import AzureStore
+
+    return AzureStore(at.host.partition("@")[0], at.root, options)
+
+
+def _open_abfss(at: Location, options: StoreOptions) -> Store:
+    from opendata_buffer.stores.azure import AzureStore, blob_host
+
+    container, has_account, account = at.host.partition("@")
+    if not has_account or not container:
+        raise InvalidInput(
+            f"store {at.url!r} lacks {'a container' if has_account else 'an account'}: use "
+            "abfss://container@account.dfs.core.windows.net[/root], or az://container[/root]"
+        )
+    return AzureStore(container, at.root, options, host=blob_host(account))
+
+
+def _open_memory(at: Location, options: StoreOptions) -> Store:
+    if at.root:
+        raise InvalidInput(f"store {at.url!r} has a path: use memory://name")
+    return MemoryStore.named(at.host)
+
+
+SCHEMES = {
+    "s3": Scheme(_open_s3, "s3://bucket[/root]", AWS_ENVIRONMENT),
+    "s3a": Scheme(_open_s3, environment=AWS_ENVIRONMENT),
+    "gs": Scheme(_open_gcs, "gs://bucket[/root]", GCS_ENVIRONMENT),
+    "az": Scheme(_open_azure, "az://container[/root]", AZURE_ENVIRONMENT, "container"),
+    "abfss": Scheme(
+        _open_abfss,
+        "abfss://container@account.dfs.core.windows.net[/root]",
+        AZURE_ENVIRONMENT,
+        "container",
+    ),
+    "memory": Scheme(_open_memory, "memory://name", place="store"),
 }
+"""All schemes of URLs but ``file``, whose URLs have another form."""
+
+_NAMES = ("file", *SCHEMES)
+# A name that contains a colon is a path, unless it looks like a URL or starts like one of ours.
+_SCHEME = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:({'|'.join(_NAMES)}):)")
+_EXAMPLES = [scheme.example for scheme in SCHEMES.values() if scheme.example]
+_USAGE = f"use a directory, file:///dir, {', '.join(_EXAMPLES[:-1])} or {_EXAMPLES[-1]}"
+
 _cache: dict[tuple[str, StoreOptions], tuple[Hashable, Store]] = {}
 
 
 @checked
 def open_store(url: str, options: StoreOptions | None = None) -> Store:
-    """The store a URL names; the same object for the same URL and options in one process.
+    """Open the store that a URL names.
 
-    Opening reads and writes nothing: what is missing is reported by the first operation. After a
-    change of the cloud's environment variables it is another object; those opened before go on.
+    One process gets the same object for the same URL and options. Opening reads and writes nothing,
+    so the first operation reports a missing bucket. After the environment variables of the cloud
+    changed, a new object is returned; earlier ones keep working.
 
     Args:
         url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``gs://bucket[/root]``,
@@ -53,8 +130,11 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
             ``file:///dir``, a path (made absolute now), or ``memory://name``.
         options: How to reach a cloud. Default: the values of :class:`StoreOptions`.
 
+    Returns:
+        The store.
+
     Raises:
-        InvalidInput: Not a URL of a store, or one that carries credentials (failure F37).
+        InvalidInput: The URL does not name a store, or carries credentials (failure F37).
     """
     options = options if options is not None else StoreOptions()
     if not isinstance(url, str) or not url:
@@ -65,19 +145,20 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
         return found[1]
     made = (environment, _open(url, options))
     if found is None:
-        # Without a lock: of two threads that open one URL, both get what was put first.
+        # No lock is needed: two threads that open one URL both get the object that was put first.
         return _cache.setdefault(key, made)[1]
-    # Only the newest is kept: credentials that rotate would leave a store with its connections
-    # behind each time.
+    # Keep only the newest one. Otherwise each rotation of credentials would leave a store with its
+    # connections behind.
     _cache[key] = made
     return made[1]
 
 
 def _environment(url: str) -> Hashable:
-    """The environment variables on which a store also depends."""
-    scheme, colon, _ = url.partition(":")
-    if colon and scheme.lower() in _ENVIRONMENTS:
-        return environment_of(*_ENVIRONMENTS[scheme.lower()])
+    """Return the environment variables on which a store also depends."""
+    name, colon, _ = url.partition(":")
+    scheme = SCHEMES.get(name.lower())
+    if colon and scheme is not None and scheme.environment:
+        return environment_of(*scheme.environment)
     if "://" in url or os.path.isabs(url):
         return None
     try:
@@ -96,51 +177,25 @@ def _open(url: str, options: StoreOptions) -> Store:
     match = _SCHEME.match(url)
     if match is None:
         return _open_directory(url)
-    scheme = (match[1] or match[2]).lower()
-    if scheme == "dbfs":  # refused there, with the fix
+    name = (match[1] or match[2]).lower()
+    if name == "dbfs":  # LocalStore refuses it and names the fix
         return _open_directory(f"/dbfs/{url[match.end() :].lstrip('/')}")
-    if scheme not in _SCHEMES:
-        import difflib  # only where a name is wrong
-
-        near = difflib.get_close_matches(scheme, _SCHEMES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InvalidInput(f"store {url!r} has the unknown scheme {scheme!r}: {hint}{_USAGE}")
-    if scheme == "file":
+    if name == "file":
         return _open_file(url)
+    scheme = SCHEMES.get(name)
+    if scheme is None:
+        import difflib  # only needed for a wrong name
+
+        near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise InvalidInput(f"store {url!r} has the unknown scheme {name!r}: {hint}{_USAGE}")
     rest = url[match.end() :]
     if not rest.startswith("//"):
         raise InvalidInput(f"store {url!r} lacks '//' after the scheme: {_USAGE}")
     host, _, path = rest[2:].partition("/")
     if not host:
-        raise InvalidInput(f"store {url!r} names no {_CALLED.get(scheme, 'bucket')}: {_USAGE}")
-    if scheme == "memory":
-        if path:
-            raise InvalidInput(f"store {url!r} has a path: use memory://name")
-        return MemoryStore.named(host)
-    # boto3 takes 100 ms to import, the others as much: only a process that uses a cloud loads it.
-    if scheme == "gs":
-        from opendata_buffer.stores.gcs import GcsStore
-
-        return GcsStore(host, path.strip("/"), options)
-    if scheme in ("az", "abfss"):
-        return _open_azure(url, scheme, host, path.strip("/"), options)
-    from opendata_buffer.stores.s3 import S3Store
-
-    return S3Store(host, path.strip("/"), options)
-
-
-def _open_azure(url: str, scheme: str, host: str, root: str, options: StoreOptions) -> Store:
-    from opendata_buffer.stores.azure import AzureStore, blob_host  # as the other clouds
-
-    container, at, account = host.partition("@")
-    if scheme == "az":
-        return AzureStore(container, root, options)
-    if not at or not container:
-        raise InvalidInput(
-            f"store {url!r} lacks {'a container' if at else 'an account'}: use "
-            "abfss://container@account.dfs.core.windows.net[/root], or az://container[/root]"
-        )
-    return AzureStore(container, root, options, host=blob_host(account))
+        raise InvalidInput(f"store {url!r} names no {scheme.place}: {_USAGE}")
+    return scheme.open(Location(url, name, host, path.strip("/")), options)
 
 
 def _open_file(url: str) -> Store:

@@ -1,7 +1,7 @@
-"""Whether a store honours conditional writes, tried by a few real ones (failure F12).
+"""Finds out whether a store honors conditional writes by making a few real ones (failure F12).
 
-Writers first write one after the other, then several at once: some stores honour a single
-condition, and let two concurrent writers both win, because they compare first and write later.
+Writers first write one after another and then several at once. Some stores honor a single condition
+but let two concurrent writers both win, because they compare first and write later.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from opendata_buffer.stores.base import Blob, ConditionalPut, Delete, DeleteFail
 
 log = logging.getLogger(__name__)
 
-PROBE_DEADLINE_MS = 10_000  # short: a producer that starts with a wrong endpoint fails soon
-SAFE: set[str] = set()  # endpoints with their buckets that this process knows to be safe
-RACES = 3  # objects that writers race for, twice each
+PROBE_DEADLINE_MS = 10_000  # short, so that a producer with a wrong endpoint fails soon
+SAFE: set[str] = set()  # endpoints and buckets that this process has found to be safe
+RACES = 3  # number of objects that writers race for, twice each
 _RACERS = 6
-"""Writers of one race: the more, the likelier that two compare before either of them writes."""
+"""Writers in one race. The more there are, the likelier two of them compare before either writes.
+"""
 
 _SUFFIX_BYTES = len(".probe-") + 26
 _CLEAN_UP_S = 2.0
@@ -44,12 +45,24 @@ def probe_conditional_writes(
     deadline_ms: int,
     races: int = RACES,
 ) -> None:
-    """Put objects named ``near`` + ``.probe-<ULID>`` in ways of which most must fail.
+    """Write objects named ``near`` + ``.probe-<ULID>`` in ways most of which must fail.
 
-    ``name`` is the store's, for errors, ``room`` the bytes of a key that its root takes. Writers
-    race for ``races`` objects. Removing them may take two seconds more than ``deadline_ms``.
+    Removing them may take two seconds more than ``deadline_ms``.
+
+    Args:
+        store: The store to test.
+        near: A key below which the objects are named.
+        runtime: Clock and threads.
+        name: The store's name for errors.
+        room: Bytes of a key that the store's root takes.
+        deadline_ms: Time for all attempts together.
+        races: Number of objects that writers race for.
+
+    Raises:
+        UnsafeStore: The store does not honor conditional writes.
+        StorageError: The store did not answer.
     """
-    # Cut, so that the longest manifest path still leaves room for the suffix.
+    # Cut the name, so that the longest manifest path still leaves room for the suffix.
     stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
     made: list[str] = []
 
@@ -77,30 +90,30 @@ def probe_conditional_writes(
         if made:
             with deadline(runtime, _CLEAN_UP_S):
                 left = store.delete_many(made)
-    # Logged after success only: otherwise the error says that the store cannot be reached.
+    # Log only after success. After a failure, the error says that the store cannot be reached.
     if left:
         message = "%d probe objects may be left behind, the first is %r: %s"
         log.warning(message, len(left), left[0].key, left[0].reason)
 
 
 def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
-    """Try each condition alone; ``made`` takes the key once an object may exist."""
+    """Try each condition alone; add the key to ``made`` once an object may exist."""
 
     def put(step: str, version: str | None, *right: type[PutOutcome]) -> PutOutcome:
         outcome = store.put_if(key, _PROBE, version)
         if key not in made:
             made.append(key)  # a put that raised wrote nothing
         if isinstance(outcome, outcomes.Unknown):
-            # If the store's responses have no versions, the read raises that and ends the probe.
+            # If the store's responses have no versions, this read raises that and ends the probe.
             with suppress(ObjectNotFound, TransientStorageError):
                 store.get(key)
             raise TransientStorageError(outcome.reason)
         if not isinstance(outcome, right):
             raise UnsafeStore(
-                f"store {name} does not honour conditional writes: {step} was answered as "
+                f"store {name} does not honor conditional writes: it answered {step} with "
                 f"{type(outcome).__name__}. Writers of one manifest would overwrite each other, "
-                "or wait for each other for ever. Use a store that has them (AWS S3, Cloudflare "
-                "R2, a recent MinIO or Ceph) or a local directory."
+                "or wait for each other forever. Use a store that supports them (AWS S3, "
+                "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
             )
         return outcome
 
@@ -113,40 +126,40 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
     if not isinstance(found, Blob) or found.version != created.value or found.data != _PROBE:
         version = found.version if isinstance(found, Blob) else "none"
         raise UnsafeStore(
-            f"store {name} gives an object the ETag {version} when it is read and "
-            f"{created.value} when it was written: no writer would know whether the manifest is "
-            "still the one it has read. Take away what changes answers on their way (a proxy "
-            "that compresses them?), or use another store."
+            f"store {name} returns the ETag {version} when an object is read and {created.value} "
+            "when it was written, so no writer could tell whether the manifest is still the one "
+            "it has read. Remove anything that changes answers (a proxy that compresses them?), "
+            "or use another store."
         )
     put("If-Match with the object's ETag", created.value, outcomes.Applied)
 
 
 def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
-    """Let writers create an object together, and then replace it together."""
+    """Let writers create an object concurrently and then replace it concurrently."""
     version: str | None = None
     for what in ("created", "replaced"):
-        # No two write the same bytes: S3's version is their hash, and a write of the same bytes
-        # leaves it valid for the next writer.
+        # All writers write different bytes. S3's version is a hash of the bytes, so writing the
+        # same bytes would leave the version valid for the next writer.
         datas = [f"{what} by {number}".encode() for number in range(_RACERS)]
         results = _put_together(runtime, store, key, version, datas)
-        won = [each for each in results if isinstance(each, outcomes.Applied)]
+        won = [outcome for outcome in results if isinstance(outcome, outcomes.Applied)]
         if len(won) > 1:
             raise UnsafeStore(
-                f"store {name} honours conditional writes only one by one: {len(won)} of "
-                f"{_RACERS} concurrent writers were answered that they {what} one object. "
-                "Writers of one manifest would overwrite each other, and batches be lost. Use a "
-                "store whose conditions are atomic (AWS S3, Google Cloud Storage, Azure, "
-                "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
+                f"store {name} honors conditional writes only one at a time: it told {len(won)} "
+                f"of {_RACERS} concurrent writers that they {what} one object. Writers of one "
+                "manifest would overwrite each other, and batches would be lost. Use a store "
+                "whose conditions are atomic (AWS S3, Google Cloud Storage, Azure, Cloudflare R2, "
+                "a recent MinIO or Ceph) or a local directory."
             )
         if not won:
-            return  # responses were lost, or all were refused for their rate: it shows nothing
+            return  # responses were lost or refused because of their rate: this proves nothing
         version = won[0].value
 
 
 def _put_together(
     runtime: Runtime, store: _Probed, key: str, version: str | None, datas: Sequence[bytes]
 ) -> list[PutOutcome]:
-    """Put all of them at once, by threads that wait until the last one has begun."""
+    """Put all of them at once, from threads that wait until the last one is ready."""
     changed = runtime.condition()
     begun: list[bytes] = []
 
