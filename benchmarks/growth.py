@@ -29,9 +29,9 @@ from benchmarks.stores import NO_COLLECTOR, fill
 from benchmarks.tables import Row
 from buffer_sink.committer import Group, QueueCommitter, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
-from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig, TopicConsumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import collect

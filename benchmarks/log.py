@@ -258,8 +258,8 @@ def plan_triggers(url: str) -> None:
 
     Prints the median of the seconds, and the memory of this process in MB.
     """
+    from buffer_source.micro_batch_stream import MicroBatchStream
     from buffer_source.options import SourceOptions
-    from buffer_source.stream_reader import MicroBatchStream
 
     settings = {
         "path": url,

@@ -218,8 +218,8 @@ class FarStore(MemoryStore):
 
 
 def _idle_seconds(*, is_topic: bool) -> float:
+    from buffer_source.micro_batch_stream import MicroBatchStream
     from buffer_source.options import SourceOptions
-    from buffer_source.stream_reader import MicroBatchStream
 
     store = FarStore()
     options = {"path": "/far", "gcEnabled": "false"}

@@ -10,9 +10,9 @@ import pytest
 
 from buffer_sink.committer import Group, QueueCommitter, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
-from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import Transaction, batch_key, decode_batch
 from opendata_buffer.queue.consumer_note import read_consumer_info

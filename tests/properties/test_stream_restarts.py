@@ -15,9 +15,10 @@ from uuid import UUID
 
 import pytest
 
+from buffer_source.commit_log import Tracking
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
-from buffer_source.stream_reader import MicroBatchStream, Tracking
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry

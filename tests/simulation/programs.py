@@ -14,9 +14,9 @@ from typing import Any
 
 from buffer_sink.committer import Group, QueueCommitter, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
-from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer import Consumer, Producer, Publisher, TopicConsumer, TopicProducer, outcomes
 from opendata_buffer.admin.readers import view_of
 from opendata_buffer.broker.election import LeaderElection

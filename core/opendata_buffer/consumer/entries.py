@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.opening import check_data_loss, start_deadline, take_over
+from opendata_buffer.consumer.opening import (
+    check_data_loss,
+    count_between,
+    start_deadline,
+    take_over,
+)
 from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
@@ -264,9 +269,12 @@ class EntryConsumer:
             return []
         return list(manifest.entries(begin, end - begin))
 
-    def count_from(self, begin: int) -> int:
-        """Return how many entries there are from ``begin`` on, by the manifest read last."""
-        return entries_from(begin, self._queue.last_seen)
+    def count(self, begin: int, end: int) -> int:
+        """Return how many entries lie in [begin, end), by the manifest that was read last.
+
+        Entries that a program took off a log without knowing that it is one do not count.
+        """
+        return count_between(begin, end, self._queue.last_seen)
 
     def check_next(self, sequences: Sequence[int]) -> None:
         """Check that these are the next to be acknowledged, in this order.
@@ -503,13 +511,11 @@ class EntryConsumer:
         return self._lag_s() if cursors.next_open < cursors.next_hand_out else 0.0
 
 
-def entries_from(begin: int, manifest: Manifest | LogView | None) -> int:
+def entries_from(begin: int, manifest: Manifest | LogView) -> int:
     """Return how many entries a queue has from ``begin`` on.
 
     Entries that a program took off a log without knowing that it is one are not counted.
     """
-    if manifest is None:
-        return 0
     if isinstance(manifest, LogView):
         return manifest.count(begin, manifest.next_sequence)
     return max(0, manifest.next_sequence - max(manifest.first_sequence, begin))

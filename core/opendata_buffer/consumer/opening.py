@@ -234,6 +234,16 @@ def check_data_loss(
     return cursors.jump(oldest)
 
 
+def count_between(begin: int, end: int, manifest: Manifest | LogView | None) -> int:
+    """Return how many entries lie in [begin, end), by a manifest that was read.
+
+    Entries that a program took off a log without knowing that it is one do not count.
+    """
+    if isinstance(manifest, LogView):
+        return manifest.count(begin, end)
+    return max(0, end - begin)
+
+
 def warn_data_loss(key: str, needed: int, oldest: int) -> None:
     """Log that the entries from ``needed`` up to, not including, ``oldest`` are skipped."""
     log.warning(

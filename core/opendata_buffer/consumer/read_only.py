@@ -10,7 +10,7 @@ from __future__ import annotations
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import Repeats
-from opendata_buffer.consumer.opening import check_data_loss
+from opendata_buffer.consumer.opening import check_data_loss, count_between
 from opendata_buffer.consumer.position import Cursors
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
@@ -144,6 +144,10 @@ class ReadOnlyReader:
     def last_handed_out_sequence(self) -> int | None:
         """The last sequence handed out; None before the queue's first batch."""
         return None if self._cursors is None else self._cursors.last_handed_out
+
+    def count(self, begin: int, end: int) -> int:
+        """Return how many entries lie in [begin, end), as :meth:`.EntryConsumer.count`."""
+        return count_between(begin, end, self._view)
 
     def close(self) -> None:
         """Does nothing: this reader holds nothing."""

@@ -425,14 +425,15 @@ class ReaderQueue:
             self.check_epoch(view, self._claimed.epoch)
 
     def _lost(self, needed: int, index: LogIndex, why: str) -> errors.DataLoss:
-        words = f"{queue_hint(self._store.url, self._config)} {self.name}"
-        return errors.DataLoss(
-            self.key,
-            needed,
-            index.floor,
-            f"{why} Accept the loss explicitly, or run 'opendata-buffer readers reset {words} "
-            "--to-earliest'.",
-        )
+        # Without a name here, the program keeps its own position: resetting the reader does not
+        # help it, and its caller adds what does.
+        if self._log.reader:
+            words = f"{queue_hint(self._store.url, self._config)} {self.name}"
+            why = (
+                f"{why} Accept the loss explicitly, or run 'opendata-buffer readers reset {words} "
+                "--to-earliest'."
+            )
+        return errors.DataLoss(self.key, needed, index.floor, why)
 
     def _passed(self, index: LogIndex, before: ReaderPosition | None, given: int | None) -> str:
         """Return why the floor is above the sequence at which the reader wants to begin."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from buffer_source.micro_batch_stream import POLL_INTERVAL_S, MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import ONLY, PartitionOffset, SourceOffset
-from buffer_source.stream_reader import POLL_INTERVAL_S, MicroBatchStream
 from opendata_buffer import Consumer, metrics
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, encode_batch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartitions
-from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -1,4 +1,4 @@
-"""One queue of a source: its cursor; polls, ends and plans; the rule of isolation."""
+"""One queue of a source: polls, ends and plans."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from buffer_source.options import SourceOptions
-from buffer_source.partition_stream import EVERYTHING, PartitionStream, QueueCursor, stable_end_of
+from buffer_source.partition_stream import PartitionStream
 from buffer_source.partitions import PartitionOffset
-from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
+from buffer_source.queue_session import EVERYTHING
+from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.buffer_source.world import TopicWorld, World
+from tests.unit.buffer_source.world import TopicWorld
 
 P = "p-00000-04pn"
 A, B = b"writerA", b"writerB"
@@ -211,56 +212,3 @@ def test_a_query_that_holds_nothing_back_goes_on_when_all_is_decided(world: Topi
     end, read = step(stream(world), end)
     assert read == [b"held"]
     stream(world, isolationLevel="read_uncommitted").poll(end)
-
-
-# The cursor.
-
-
-@pytest.fixture
-def queue(runtime: ManualRuntime) -> World:
-    return World(runtime)
-
-
-def claim(
-    queue: World, start: PartitionOffset | None = None, queue_id: str = "", **options: str
-) -> QueueCursor:
-    given = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **options})
-
-    stable_end = 0 if start is None else stable_end_of(start, given)
-    return QueueCursor(given, queue.store, queue.runtime, once, start, stable_end, queue_id)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "run_end", "begin"),
-    [
-        ("earliest", EVERYTHING, 3),
-        ("earliest", 5, 3),
-        ("3", 3, 3),
-        ("latest", EVERYTHING, 8),
-        ("latest", 5, 5),
-        ("latest", 1, 3),
-        ("latest", 9, 8),
-        ("6", 4, 6),
-        ("8", EVERYTHING, 8),
-    ],
-)
-def test_what_starting_offsets_mean_in_a_queue_of_3_to_7(
-    queue: World, wanted: str, run_end: int, begin: int
-) -> None:
-    queue.produce(8)
-    claim(queue, PartitionOffset(3, 0))
-    cursor = claim(queue, startingOffsets=wanted, acknowledge="false")
-    assert cursor.starting_offset(run_end) == begin
-    if begin == 3 and run_end > 3:
-        taking = claim(queue, startingOffsets=wanted)
-        assert taking.starting_offset(run_end) == begin
-
-
-def test_a_start_that_is_not_queued_is_an_error_or_the_oldest_one(queue: World) -> None:
-    queue.produce(4)
-    with pytest.raises(DataLoss, match=r"sequence 0 is needed .* starts at 1"):
-        claim(queue, PartitionOffset(1, 0), startingOffsets="0").starting_offset(EVERYTHING)
-    with pytest.raises(InvalidInput, match=r"ends at 3: use a sequence up to 4"):
-        claim(queue, startingOffsets="5").starting_offset(EVERYTHING)
-    allowed = claim(queue, PartitionOffset(1, 0), startingOffsets="0", failOnDataLoss="false")
-    assert allowed.starting_offset(EVERYTHING) == 1

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from buffer_source import batch_reader, stream_reader
+from buffer_source import batch_reader, micro_batch_stream
 from buffer_source.batch_reader import select
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset, view_of
-from buffer_source.stream_reader import MicroBatchStream
-from opendata_buffer.config import ConsumerConfig
+from buffer_source.stream_reader import _with_advice
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
 from opendata_buffer.queue import reader_queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import reset_reader
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -171,7 +173,7 @@ def test_a_replay_reads_its_own_batches_and_not_those_before_them(
 def test_a_micro_batch_without_a_limit_reads_a_part_of_a_long_log(
     world: LogWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_reader, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(micro_batch_stream, "MOST_ENTRIES", 20)
     world.each(90)
     driver = world.run(reader="billing")
     driver.prepare_available_now()
@@ -328,3 +330,36 @@ def test_a_query_registers_its_reader_on_the_topic_once(runtime: ManualRuntime) 
         assert times is not None
         runtime.advance(60)
     assert times["billing"] < runtime.now_ms() - 60_000, "the second run did not write it"
+
+
+def test_batches_that_a_foreign_consumer_took_from_a_log_are_not_a_backlog(world: LogWorld) -> None:
+    world.each(50)
+    driver = world.run(reader="billing", maxBatchesPerTrigger="10", failOnDataLoss="false")
+    batch(driver, None)
+    assert report_of(driver)["backlogBatches"] == 40
+    config = QueueConfig(store="/world")
+    thief = Queue(world.store, config, runtime=world.runtime, role="consumer")
+    first = world.moved()
+    epoch = thief.claim_epoch(None).epoch
+    thief.dequeue(first + 3, epoch)
+    restarted = world.run(reader="billing", maxBatchesPerTrigger="10", failOnDataLoss="false")
+    batch(restarted, None)
+    assert world.view().lost == ((first, first + 4),)
+    assert report_of(restarted)["backlogBatches"] == 36
+
+
+def test_a_query_whose_reader_lost_batches_is_told_what_helps_a_query(world: LogWorld) -> None:
+    world.each(50)
+    driver = world.run(reader="billing", maxBatchesPerTrigger="10")
+    start, _ = batch(driver, None)
+    driver.stop()
+    world.lift_floor(30)
+    with pytest.raises(DataLoss) as caught:
+        world.run(reader="billing").latest_offset(start)
+    with pytest.raises(DataLoss) as shown, _with_advice():
+        raise caught.value
+    assert "readers reset" not in str(shown.value)
+    assert "set the option failOnDataLoss to false" in str(shown.value)
+    assert "new checkpointLocation" in str(shown.value)
+    allowed = world.run(reader="billing", failOnDataLoss="false")
+    assert everything(allowed, start) == list(range(30, 50))

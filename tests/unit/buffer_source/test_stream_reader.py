@@ -1,4 +1,4 @@
-"""Spark's calls of the streaming source, and what their order proves about its commit log."""
+"""Spark's calls of the streaming source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from pyspark.sql.streaming import datasource
 from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
 
 from buffer_source.options import SourceOptions
-from buffer_source.partitions import INITIAL, ONLY, PartitionOffset, SourceOffset
+from buffer_source.partitions import INITIAL
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import default_schema
 from buffer_source.stream_reader import (
-    FIRST_BATCH_LOGGED_S,
     BufferStreamReader,
-    CommitLog,
-    Tracking,
     know_engine,
 )
 from opendata_buffer import Producer
@@ -263,81 +260,3 @@ print(*set(sys.modules) - spark)
     loaded = set(done.stdout.split())
     assert "buffer_source.partition_stream" in loaded
     assert not loaded & {"boto3", "pandas", "pyarrow.parquet", "websockets"}
-
-
-# The commit log.
-
-
-SYNCHRONOUS, ASYNCHRONOUS, UNKNOWN = Tracking.SYNCHRONOUS, Tracking.ASYNCHRONOUS, Tracking.UNKNOWN
-
-OFFSETS: dict[str, SourceOffset | None] = {"-": None}
-OFFSETS |= {name: SourceOffset({ONLY: PartitionOffset(ord(name), 0)}) for name in "ABCD"}
-
-
-def after(calls: str) -> CommitLog:
-    """The log after some calls: ``hA`` is latestOffset(A), ``cA`` commit(A), ``pA`` partitions(A).
-
-    The initial offset is ``-``.
-    """
-    log = CommitLog()
-    for call in calls.split():
-        offset = OFFSETS[call[1]]
-        if call[0] == "h":
-            log.handed(offset, 0.0)
-        elif call[0] == "p":
-            log.planned(offset)
-        else:
-            assert offset is not None
-            log.committed(offset)
-    return log
-
-
-def test_a_normal_query_is_known_by_the_commits_before_its_batches() -> None:
-    assert not after("h- p-").handed(OFFSETS["A"], 0.1)
-    log = after("h- p- hA cA pA hB cB pB")
-    assert log.tracking is SYNCHRONOUS
-    assert log.handed(OFFSETS["C"], 0.2)
-
-
-@pytest.mark.parametrize(
-    ("calls", "tracking"),
-    [
-        # Spark's writer thread was done with batch 1 before its main thread looked for commits.
-        ("h- p- hA cA pA", UNKNOWN),
-        ("h- p- hA cA pA hB pB", ASYNCHRONOUS),
-        # df.union(df): Spark asks for the partitions of each micro-batch once for each scan.
-        ("h- p- p- hA cA pA pA", UNKNOWN),
-        ("h- p- p- hA cA pA pA hB pB pB", ASYNCHRONOUS),
-        # A second batch without a commit.
-        ("h- p- hA pA", ASYNCHRONOUS),
-        # A commit of an older offset than the one that was handed over; and it stays known.
-        ("h- p- hA cA pA hB cA", ASYNCHRONOUS),
-        ("h- p- hA cA pA hB cA pB hC cC pC hD cD pD", ASYNCHRONOUS),
-        # A replay after a crash has no commit and shows nothing.
-        ("pA", UNKNOWN),
-        ("pA hB cB pB", UNKNOWN),
-        ("pA hB cB pB hC cC pC", SYNCHRONOUS),
-    ],
-)
-def test_what_calls_show_of_the_tracking(calls: str, tracking: Tracking) -> None:
-    log = after(calls)
-    assert log.tracking is tracking
-    # In the second batch and later no time proves what the calls do not.
-    if "h-" in calls and tracking is not SYNCHRONOUS:
-        log.handed(OFFSETS["B"], 1.0)
-        assert not log.handed(OFFSETS["B"], 1000.0)
-
-
-def test_a_restart_hands_over_what_the_log_holds() -> None:
-    assert CommitLog().handed(OFFSETS["B"], 0.0)
-    assert not CommitLog().handed(None, 0.0)
-
-
-@pytest.mark.parametrize("calls", ["p-", "p- p-"])
-def test_time_proves_the_first_batch_of_a_run_and_no_later_one(calls: str) -> None:
-    log = after(calls)
-    assert not log.handed(OFFSETS["A"], 5.0)
-    assert log.handed(OFFSETS["A"], 5.0 + FIRST_BATCH_LOGGED_S)
-    log = after(f"{calls} pB")
-    assert not log.handed(OFFSETS["C"], 0.0)
-    assert not log.handed(OFFSETS["C"], FIRST_BATCH_LOGGED_S)

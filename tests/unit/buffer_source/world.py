@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
 from buffer_source.planner import PartitionBatch
-from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import StorageError, TransientStorageError
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch

@@ -1,0 +1,376 @@
+"""Offsets, limits and tasks of one run of a query, over all partitions of its source.
+
+Every answer is a function of the offsets that Spark hands over and of the manifests. What is kept
+between calls only saves requests. So a replay after a crash, which plans first, needs nothing that
+the run before it knew.
+
+A micro-batch takes a straight way, in parallel over the partitions::
+
+    latest_offset(start)
+        PartitionStream.poll(start)            which entries wait after the start
+        rate_limit(...)                        how many of them one trigger reads
+        PartitionStream.end_offset(poll, n)    the position after those
+    plan_input_partitions(start, end)
+        PartitionStream.plan(start, end)       which batches lie between the two
+        plan_tasks(...)                        which task reads which of them
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from buffer_source.commit_log import CommitLog, Tracking
+from buffer_source.options import SourceOptions
+from buffer_source.partition_stream import (
+    MOST_ENTRIES,
+    READ_AHEAD,
+    PartitionPlan,
+    PartitionStream,
+    PollResult,
+)
+from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartitions
+from buffer_source.planner import (
+    BatchSizes,
+    PartitionBatch,
+    ReadLimits,
+    TaskBatches,
+    interleave,
+    plan_tasks,
+    rate_limit,
+)
+from opendata_buffer import metrics
+from opendata_buffer.queue.neighbours import TOPIC_KEY
+from opendata_buffer.queue.queue import removed_before
+from opendata_buffer.runtime import Runtime, in_parallel
+from opendata_buffer.stores.base import Store
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.1
+"""Fewest seconds between two polls of an idle queue."""
+
+T = TypeVar("T")
+
+
+class MicroBatchStream:
+    """Offsets, limits and plans of one run of one query, over all partitions of its source.
+
+    Partitions are polled, acknowledged and planned at the same time. Nothing is claimed before
+    Spark hands over the first offset: a reader that is only made, to be pickled or to show its
+    schema, must not fence a running query.
+    """
+
+    def __init__(self, options: SourceOptions, store: Store, runtime: Runtime) -> None:
+        self._options = options
+        self._store = store
+        self._runtime = runtime
+        # An error in any call ends the query, so transient ones are retried.
+        self._retrying = options.consumer.retries(runtime, before_pause=self._count_retry)
+        names = ("batches", "bytes", "droppedRepeats", "missing", "retries")
+        self._counts: dict[str, Any] = dict.fromkeys(names, 0)  # Of this run; see report().
+        self._partitions = SourcePartitions(options, store, runtime)
+        self._streams: dict[str, PartitionStream] = {}
+        self._log = CommitLog()
+        self._warned = False
+        self._frozen: list[str] | None = None  # What a run with AvailableNow reads.
+        self._left: set[str] = set()  # Partitions that left the offset, closed for good and empty.
+        self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
+        self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
+
+    def prepare_available_now(self) -> None:
+        """Let the run end at what is queued now."""
+        self._frozen = self._partitions.names()
+        streams = [self._stream(name) for name in self._frozen]
+        in_parallel(self._runtime, PartitionStream.freeze_end, streams)
+        self._log.tracking = Tracking.SYNCHRONOUS
+
+    def latest_offset(self, start: SourceOffset | None, *, unlimited: bool = False) -> SourceOffset:
+        """Return the end of the micro-batch after ``start``.
+
+        A new partition is read from its beginning. One that has left the topic leaves the offset
+        with the next end.
+
+        Args:
+            start: The end of the micro-batch before; None for a query that has read nothing.
+            unlimited: Ignore the limits of the options.
+
+        Returns:
+            The end; ``start`` itself if nothing waits.
+
+        Raises:
+            Fenced: Another consumer reads a queue.
+            DataLoss: Batches after ``start`` are gone.
+            QueueReset: A queue ends before ``start``, or is another one.
+            InvalidInput: ``start`` is another source's.
+        """
+        self._partitions.check(start)
+        starts: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
+        if self._log.holds(start, self._runtime.monotonic()):
+            self._acknowledge(starts)
+        self._await_poll()
+        options, limits = self._options, ReadLimits()
+        if not unlimited:
+            limits = ReadLimits(options.max_batches, options.max_bytes, options.max_records)
+        current, polls = self._poll(starts, limits, is_new=start is None)
+        if start is None:
+            self._warn_of_removed()
+        self._register_reader()
+        ends = self._ends(polls, self._rate_limit(polls, limits))
+        moved = {name for name, poll in polls.items() if poll.fixed or ends[name].next > poll.begin}
+        self._idle_at = None if moved else self._runtime.monotonic()
+        drained = [stream.name for stream in self._streams.values() if stream.empty]
+        self._partitions.remove_drained(drained)
+        if start is not None and not moved:
+            return start
+        left = self._close_left({*starts}.difference(current, moved))
+        return SourceOffset({name: ends[name] for name in sorted(ends) if name not in left})
+
+    def plan_input_partitions(
+        self, start: SourceOffset | None, end: SourceOffset
+    ) -> list[TaskBatches]:
+        """Return the tasks of the micro-batch from ``start`` to ``end``, in any run the same.
+
+        Repeats of a transaction that was read are left out.
+
+        Raises:
+            OpenDataBufferError: As :meth:`latest_offset`.
+        """
+        self._partitions.check(end)
+        self._log.planned(start)
+        starts: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
+
+        def plan(name: str) -> PartitionPlan:
+            return self._stream(name).plan(starts.get(name), end.partitions[name])
+
+        plans = self._in_parallel(plan, sorted(end.partitions)).values()
+        if (start, end) != self._counted:  # Spark plans once for each scan of the source.
+            self._counted = (start, end)
+            for partition_plan in plans:
+                self._count(partition_plan)
+        batches = [batch for partition_plan in plans for batch in partition_plan.batches]
+        sizes = [size for partition_plan in plans for size in partition_plan.sizes]
+        return plan_tasks(batches, sizes, self._options)
+
+    def commit(self, end: SourceOffset) -> None:
+        """Let everything below ``end`` leave the queues, since Spark has it in its commit log.
+
+        A store that does not answer is not an error here: the next commit makes up for it.
+
+        Raises:
+            Fenced: Another consumer reads a queue.
+            InvalidInput: ``end`` is another source's.
+        """
+        self._partitions.check(end)
+        self._log.committed(end)
+        self._acknowledge(end.partitions)
+
+    def report(self) -> dict[str, Any] | None:
+        """Return the source's name, end and backlog, and what was read; makes no request.
+
+        Spark shows it as the ``latestOffset`` of the query's progress, the only place that a Python
+        source has there. Stored ``"bytes"`` are null if the size of a batch is not known: sizes are
+        looked up for ``maxBytesPerTrigger`` and large micro-batches only. For a topic ``next`` is a
+        map, ``partitionBacklogs`` has the partitions with a backlog, and ``lagMs`` is the largest.
+        """
+        streams = sorted(
+            (stream for stream in self._streams.values() if stream.opened),
+            key=lambda stream: stream.name,
+        )
+        if not streams:
+            return None
+        topic = self._partitions.topic
+        key = self._options.queue.manifest_path if topic is None else TOPIC_KEY
+        ends = {stream.name: stream.queue_end for stream in streams}
+        backlogs = {stream.name: stream.backlog for stream in streams}
+        report = {
+            "v": 1,
+            "source": f"{self._store.url}/{key}",
+            "next": ends if topic is not None else streams[0].queue_end,
+            "backlogBatches": sum(backlogs.values()),
+            "lagMs": max(stream.lag_ms for stream in streams),
+            **self._counts,
+        }
+        if topic is not None:
+            report["partitionBacklogs"] = {
+                name: backlog for name, backlog in backlogs.items() if backlog
+            }
+        return report
+
+    def stop(self) -> None:
+        """Stop the collectors and let the queues go; acknowledges nothing."""
+        while self._streams:
+            self._streams.popitem()[1].close()
+
+    def _poll(
+        self, starts: Mapping[str, PartitionOffset], limits: ReadLimits, *, is_new: bool
+    ) -> tuple[list[str], dict[str, PollResult]]:
+        """Return which partitions there are now, and what waits in these and those of the start.
+
+        Args:
+            starts: Where the micro-batch starts in each partition that the query knows.
+            limits: What one trigger may read.
+            is_new: Whether the query has read nothing yet.
+        """
+        most = MOST_ENTRIES if limits == ReadLimits() else READ_AHEAD
+        polls: dict[str, PollResult] = {}
+        current: list[str] = []
+
+        def poll(name: str | None) -> None:
+            if name is None:
+                current.extend(self._partitions.names())
+                return
+            partitions = len(starts) if name in starts else len(current)
+            share = limits.batches or max(1, most // partitions)
+            polls[name] = self._stream(name).poll(starts.get(name), share, earliest=not is_new)
+
+        first: list[str | None] = [*starts]
+        if self._frozen is not None:
+            current += self._frozen
+        elif self._partitions.topic is None:
+            current += self._partitions.names()  # Makes no request, so it needs no thread.
+        else:
+            # At the same time: otherwise each idle trigger would wait for two answers in turn.
+            first.append(None)
+        in_parallel(self._runtime, poll, first)
+        added = sorted({*current}.difference(starts))
+        if is_new:
+            # Check all of them before one is claimed, which fences its consumer.
+            in_parallel(self._runtime, lambda name: self._stream(name).check_start(), added)
+        in_parallel(self._runtime, poll, added)
+        return current, polls
+
+    def _ends(
+        self, polls: Mapping[str, PollResult], counts: Mapping[str, int]
+    ) -> dict[str, PartitionOffset]:
+        """Return the position in each partition after the batches that a trigger takes."""
+
+        def end_offset(name: str) -> PartitionOffset:
+            return self._stream(name).end_offset(polls[name], counts[name])
+
+        ends = self._in_parallel(end_offset, [name for name in sorted(polls) if counts[name]])
+        # A partition without a batch to take makes no request, so it needs no thread.
+        ends |= {name: end_offset(name) for name in sorted(polls) if name not in ends}
+        return ends
+
+    def _acknowledge(self, ends: Mapping[str, PartitionOffset]) -> None:
+        # After a partition has left the offset, Spark commits the offset before once more. Opened
+        # again for that, the partition would be claimed, and be shown as a backlog until the run
+        # ends.
+        streams = {name: self._stream(name) for name in {*ends}.difference(self._left)}
+        due = [name for name in streams if streams[name].acknowledged != ends[name]]
+        in_parallel(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
+
+    def _close_left(self, names: set[str]) -> set[str]:
+        """Close those of the partitions, which have left the topic, that are read to their end."""
+        left = {name for name in names if not self._stream(name).backlog}
+        for name in left:
+            self._streams.pop(name).close()
+        self._left |= left
+        return left
+
+    def _register_reader(self) -> None:
+        """Register the query's reader on the topic before Spark gets a record.
+
+        A topic that is expanded from now on then has this reader in the new partitions, too.
+        """
+        if self._options.reader:
+            is_new = any(stream.newly_registered for stream in self._streams.values())
+            self._retrying(self._partitions.register_reader, is_new)
+
+    def _rate_limit(self, polls: Mapping[str, PollResult], limits: ReadLimits) -> Mapping[str, int]:
+        """Return how many of the batches that wait in each partition one trigger reads."""
+        if limits == ReadLimits():
+            return {name: len(poll.waiting) for name, poll in polls.items()}
+        # If the limit is smaller than the number of partitions, those that wait longest go first.
+        # So none waits for ever.
+        names = sorted(polls, key=lambda name: -self._stream(name).lag_ms)
+        lengths = [len(polls[name].waiting) for name in names]
+        backlogs = [self._stream(name).backlog for name in names]
+        waiting = [iter(polls[name].waiting) for name in names]
+        merged = [
+            PartitionBatch.within(names[index], next(waiting[index]))
+            for index in islice(interleave(lengths, backlogs), limits.batches)
+        ]
+        count = rate_limit(
+            merged,
+            limits,
+            lambda batches: self._measured(BatchSizes.sizes, batches),
+            lambda batches: self._measured(BatchSizes.records, batches),
+        )
+        return Counter(batch.partition for batch in merged[:count])
+
+    def _measured(
+        self,
+        measure: Callable[[BatchSizes, Sequence[PartitionBatch]], Sequence[int]],
+        batches: Sequence[PartitionBatch],
+    ) -> Sequence[int]:
+        """Return sizes or records of batches, measured in all their partitions at the same time."""
+        groups: dict[str, list[PartitionBatch]] = {}
+        for batch in batches:
+            groups.setdefault(batch.partition, []).append(batch)
+        measured = self._in_parallel(
+            lambda name: iter(measure(self._stream(name).sizes, groups[name])), [*groups]
+        )
+        return [next(measured[batch.partition]) for batch in batches]
+
+    def _await_poll(self) -> None:
+        """Let :data:`POLL_INTERVAL_S` pass between two polls of idle queues.
+
+        The answer of the last poll, which is older than the call, must not be given again: with it
+        ``processAllAvailable()`` would return before it saw what was there.
+        """
+        if self._idle_at is not None and self._frozen is None:
+            left = self._idle_at + POLL_INTERVAL_S - self._runtime.monotonic()
+            if left > 0:
+                self._runtime.sleep(left)
+
+    def _warn_of_removed(self) -> None:
+        """Warn once if batches were removed before this new query began with the oldest ones.
+
+        Without the warning a new checkpoint looks like a way to read everything again.
+        """
+        removed = sum(stream.removed for stream in self._streams.values())
+        if removed and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s", removed_before(removed, self._store.url, self._options.queue, "this query")
+            )
+
+    def _count_retry(self) -> None:
+        self._counts["retries"] += 1
+
+    def _count(self, plan: PartitionPlan) -> None:
+        """Count what a micro-batch reads of one partition."""
+        counts, repeats = self._counts, plan.repeats
+        counts["batches"] += len(plan.batches)
+        if counts["bytes"] is not None:  # None once the size of one batch was not known.
+            counts["bytes"] = None if plan.total is None else counts["bytes"] + plan.total
+        counts["missing"] += plan.missing
+        counts["droppedRepeats"] += len(repeats)
+        if repeats:
+            # Repeats of an append were counted by the consumer of the queue.
+            if count := sum(1 for batch in repeats if batch.repeats is None):
+                metrics.repeats_dropped.add(count)
+            log.warning(
+                "left out %d of %d batches, sequences %d to %d: their writer repeated "
+                "appends or transactions that were read already",
+                len(repeats),
+                len(plan.batches) + plan.missing + len(repeats),
+                repeats[0].sequence,
+                repeats[-1].sequence,
+            )
+
+    def _stream(self, name: str) -> PartitionStream:
+        if name not in self._streams:
+            options = self._partitions.options_of(name)
+            self._streams[name] = PartitionStream(
+                name, options, self._store, self._runtime, self._retrying
+            )
+        return self._streams[name]
+
+    def _in_parallel(self, function: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
+        return dict(zip(names, in_parallel(self._runtime, function, names), strict=True))
