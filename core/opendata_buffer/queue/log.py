@@ -1,24 +1,50 @@
-"""A queue as a log: the oldest entries of its manifest in segments, and one view over both.
+"""Keep a queue as a log: its oldest entries in segments, its newest ones in the manifest.
 
-Any process stores the oldest entries as ``<prefix>/_log/<first>-<end>-<ulid>.segment``, adds that
-to the index, and then takes them off the manifest. A reader reads the manifest before the index:
-what left it in between is in the index (decision 0038). The index is ``<prefix>/_log.json``::
+A manifest is rewritten with each append, so it has to stay small. A plain queue stays small because
+its consumer removes entries. A log keeps them, for several readers and for replays, so its oldest
+entries move out of the manifest into *segments*. A segment is an object that has the entries of a
+range of sequences, in the format of a manifest, and that never changes::
+
+    manifest                          entries 2816 to 3100
+    _log/...1792-...2816-<ulid>.segment      entries 1792 to 2815
+    _log/...1024-...1792-<ulid>.segment      entries 1024 to 1791
+    _log.json                         the index: which segments there are
+
+The index is ``<prefix>/_log.json``::
 
     {"version": 1, "queue": "01J5...", "end": 2816, "floor": 512, "readers": ["billing"],
      "levels": [[[1792, 2816, 1767225600000, 1767225700000, "0...-01J6....segment"]], ...],
      "lost": [], "missing": {}, "reader_expiry_ms": 604800000, "changes": 7}
 
-* Entries from ``floor`` up to, not including, ``end`` are in segments, but for the ranges in
-  ``lost``, which a client that knows no log took off the manifest before they were moved.
-* ``levels[0]`` names segments, ``levels[n]`` pages, each of which names :data:`FAN` parts of the
-  level below. So the index stays small however long the log is.
-* What lies before ``floor`` is read and over, and may be deleted.
+* Entries from ``floor`` (the log start offset) up to, but not including, ``end`` are in segments.
+  The ranges in ``lost`` are not there: a client that does not know logs removed them from the
+  manifest before they were moved.
+* ``levels[0]`` names segments. ``levels[n]`` names pages, each of which names :data:`FAN` parts of
+  the level below. So the index stays small however long the log is.
+* ``readers`` are the named readers. Their positions are objects of their own
+  (:mod:`opendata_buffer.queue.reader_positions`).
+* Entries before ``floor`` were acknowledged by every reader, and may be deleted.
 * ``end``, ``floor`` and ``changes`` never fall (``tests/specification/Log.tla``).
 
-An index that was restored from an old copy would hide the segments that were named since, and the
-readers that registered since. Two things give it away (failure F46). The owner marker remembers
-how many changes the index has had. And segments are stored that begin after its end: so before
-anyone believes that entries are lost, it looks for them there.
+**Moving.** Any writer of the queue may move entries, and several may try at the same time. A writer
+stores a segment, then adds it to the index with compare-and-swap, then removes the entries from the
+manifest. If it is killed in between, there is an unnamed segment, which the collector deletes, or
+there are entries in both places. No entry is ever in neither (failure F43).
+
+**Reading.** A reader reads the manifest first and the index second. Whatever left the manifest in
+between is then in the index (decision 0038). :class:`LogView` is the two of them together.
+
+**What can go wrong:**
+
+* A client of v1 consumes the queue and knows nothing of the log. It removes entries from the
+  manifest that were not moved yet. The index records them as lost, and readers learn which ones
+  (failure F42).
+* The index is restored from an old copy. It would hide the segments and the readers that were added
+  since. Two things reveal it (failure F46): the owner marker remembers how many changes the index
+  has had, and there are stored segments that begin after its end. Before entries count as lost,
+  these segments are searched.
+* The index is deleted. The owner marker still says that the queue is a log, so no program takes it
+  for a plain queue (failure F45).
 """
 
 from __future__ import annotations
@@ -48,24 +74,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FAN = 128
-"""Parts that a page names. The index names less than twice as many of each level."""
+"""Parts that one page names. The index itself names fewer than twice as many at each level."""
 
 MOST_READERS = 1_000
-"""Names that an index takes."""
+"""Largest number of readers in an index."""
 
 REMEMBERED = 2_048
-"""Entries before the floor whose segments are kept: a reader that starts compares with them what a
-writer has queued a second time."""
+"""Number of entries before the floor whose segments are kept.
+
+A reader that starts compares new entries with these to recognise those that a writer has queued
+twice.
+"""
 
 AHEAD_MS = 60 * 60 * 1000
-"""A time that is further ahead of the collector's clock does not say when a batch was written: the
-clock of its producer is wrong."""
+"""Times further ahead of the collector's clock are ignored: the producer's clock is wrong."""
 
 DEFAULT_READER_EXPIRY_MS = 7 * 24 * 60 * 60 * 1000
 
 INDEX = Sidecar(
     "the index of the log",
-    "Restore its latest version (bucket versioning), which has what the log is to keep.",
+    "Restore its latest version (bucket versioning): it says what the log keeps.",
     max_bytes=1024 * 1024,
 )
 PAGE = Sidecar(
@@ -77,11 +105,14 @@ PAGE = Sidecar(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment, or a page of parts: the sequences from ``first`` up to, not including, ``end``.
+    """A segment, or a page that names parts. Times are milliseconds since the Unix epoch.
 
-    ``named_ms`` is the earliest time in the names of its batches, 0 where one has none;
-    ``newest_ms`` is the latest time of a record. Milliseconds since the Unix epoch. ``name`` is
-    the object's, below the folder of the log.
+    Attributes:
+        first: The first sequence.
+        end: The sequence after the last one.
+        named_ms: The earliest time in the names of its batches; 0 if one name has no time.
+        newest_ms: The latest time of a record.
+        name: Name of the object, below the folder of the log.
     """
 
     first: int
@@ -92,33 +123,45 @@ class Part:
 
     @classmethod
     def of(cls, entries: Manifest, name: str) -> Part:
-        """The segment of these entries, of which there is at least one."""
+        """Return the segment of these entries, of which there must be at least one."""
         found = entries.entries()
-        named = [name_ms(each.location) for each in found]
-        newest = max(each.latest_ms for each in found)
+        named = [name_ms(entry.location) for entry in found]
+        newest = max(entry.latest_ms for entry in found)
         return cls(found[0].sequence, entries.next_sequence, min(named), max(newest, 0), name)
 
     @classmethod
     def page(cls, parts: Sequence[Part], name: str) -> Part:
-        """The page that names these parts."""
+        """Return the page that names these parts."""
         named, newest = min(p.named_ms for p in parts), max(p.newest_ms for p in parts)
         return cls(parts[0].first, parts[-1].end, named, newest, name)
 
 
 def name_ms(location: str) -> int:
-    """The time in the name of a batch; 0 for a name without the batch's own time."""
+    """Return the time in the name of a batch; 0 if the name has no time."""
     return max(name_time_ms(location) or 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LogIndex:
-    """One version of the index; see the module. Times in milliseconds.
+    """One version of the index. Times are milliseconds since the Unix epoch.
 
-    ``retention_ms`` and ``retention_bytes`` keep batches that all readers have acknowledged; with
-    both, what one of them does not keep goes, and None of both keeps none. A reader that did not
-    move for ``reader_expiry_ms`` holds nothing. ``missing`` says since when the collector has not
-    found the position of a reader: without a position, it expires by this time. ``changes`` makes
-    the bytes differ where nothing else does, because a store may compare versions by content.
+    Attributes:
+        queue_id: Id of the queue to which the log belongs.
+        end: The sequence after the last moved entry.
+        floor: The first sequence that is kept.
+        levels: Segments, and pages of each level above.
+        readers: Names of the readers, in order.
+        lost: Ranges that were removed by a client that does not know logs: first, and one past the
+            last.
+        retention_ms: Keep batches for this long after all readers have acknowledged them.
+        retention_bytes: Keep up to this many bytes of acknowledged batches. With both limits, a
+            batch is kept while it is within both. With neither, it may be deleted once it is
+            acknowledged.
+        reader_expiry_ms: A reader that has not moved for this long no longer holds batches.
+        changes: Number of changes of the index. It also makes every version differ in its bytes,
+            because a store may compare versions by content.
+        missing: By the name of a reader without a position, when the collector first missed it.
+        others: Fields of later releases.
     """
 
     queue_id: str
@@ -135,20 +178,24 @@ class LogIndex:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """The object's bytes."""
+        """Return the bytes of the index."""
         levels = [_rows(level) for level in self.levels]
         return INDEX.encode_value(self, queue=self.queue_id, queue_id=None, levels=levels)
 
     @classmethod
     def from_json(cls, data: bytes) -> LogIndex:
-        """Read the object's bytes; ``CorruptData`` where they are no such object."""
+        """Parse the bytes of an index.
+
+        Raises:
+            CorruptData: They are not an index, its parts do not follow one another, or a later
+                version wrote them.
+        """
         found = INDEX.decode(data)
         readers, lost = found.items("readers"), found.items("lost", [])
-        if not all(isinstance(each, str) for each in readers):
+        if not all(isinstance(name, str) for name in readers):
             raise found.wrong("readers", "a list of names")
-        if not all(isinstance(each, list) and len(each) == 2 for each in lost) or not all(
-            map(is_number, chain(*lost))
-        ):
+        are_pairs = all(isinstance(gap, list) and len(gap) == 2 for gap in lost)
+        if not are_pairs or not all(map(is_number, chain(*lost))):
             raise found.wrong("lost", "a list of ranges")
         missing = found.mapping("missing", {})
         if not all(map(is_number, missing.values())):
@@ -156,7 +203,7 @@ class LogIndex:
         made = found.into(
             cls,
             queue_id=found.text("queue"),
-            levels=tuple(_parts(found, "levels", each) for each in found.items("levels")),
+            levels=tuple(_parts(found, "levels", level) for level in found.items("levels")),
             readers=tuple(readers),
             lost=tuple((first, end) for first, end in lost),
             missing=missing,
@@ -165,7 +212,7 @@ class LogIndex:
         return made
 
     def _check(self, found: SidecarFields) -> None:
-        """Parts follow one another, oldest first, and but for what was lost there is no gap."""
+        """Check that the parts follow one another, with no gaps but the lost ranges."""
         at = None
         for part in self.parts():
             if at is not None and part.first != at and end_of_gap(at, self.lost) != part.first:
@@ -175,62 +222,77 @@ class LogIndex:
             raise found.wrong("end", f"{at}, where the last segment ends")
 
     def parts(self) -> list[Part]:
-        """All parts that the index names itself, in order of their sequences."""
+        """Return all parts that the index itself names, in the order of their sequences."""
         return [*chain(*reversed(self.levels))]
 
     def with_segment(self, part: Part) -> LogIndex:
-        """The index with one more segment; what is missing before it was taken by somebody."""
+        """Return the index with one more segment, and with a gap before it as lost."""
         lost = self.lost if part.first == self.end else (*self.lost, (self.end, part.first))
         levels = self.levels or ((),)
         return self.changed(end=part.end, lost=lost, levels=((*levels[0], part), *levels[1:]))
 
     def with_page(self, number: int, page: Part) -> LogIndex:
-        """The index with the oldest parts of a level replaced by a page of the level above."""
+        """Return the index with the oldest parts of a level replaced by a page."""
         levels = [*self.levels, *([()] if number + 1 == len(self.levels) else [])]
         levels[number] = levels[number][FAN:]
         levels[number + 1] = (*levels[number + 1], page)
         return self.changed(levels=tuple(levels))
 
     def with_reader(self, name: str) -> LogIndex:
-        """The index with a reader, whose position was written; changed in any case, so that a
-        collector notices."""
-        missing = {each: at for each, at in self.missing.items() if each != name}
+        """Return the index with a reader, whose position must be written already.
+
+        The index changes even if it has the reader, so that a concurrent collector loses its race.
+        """
+        missing = {reader: at for reader, at in self.missing.items() if reader != name}
         return self.changed(readers=tuple(sorted({*self.readers, name})), missing=missing)
 
     def without_readers(self, names: Sequence[str]) -> LogIndex:
-        """The index without some readers: they hold nothing any more."""
-        readers = tuple(each for each in self.readers if each not in names)
-        missing = {each: at for each, at in self.missing.items() if each not in names}
+        """Return the index without some readers, which then hold nothing."""
+        readers = tuple(name for name in self.readers if name not in names)
+        missing = {name: at for name, at in self.missing.items() if name not in names}
         return self.changed(readers=readers, missing=missing)
 
     def with_floor(self, floor: int) -> LogIndex:
-        """The index with a higher floor, without what lies before it."""
+        """Return the index with a higher floor, without the parts below it."""
         forgotten = floor - REMEMBERED
         levels = tuple(
             tuple(part for part in level if part.end > forgotten) for level in self.levels
         )
-        lost = tuple(each for each in self.lost if each[1] > forgotten)
+        lost = tuple((first, end) for first, end in self.lost if end > forgotten)
         return self.changed(floor=max(self.floor, floor), levels=levels, lost=lost)
 
     def changed(self, **values: Any) -> LogIndex:
-        """The index with other values."""
+        """Return the index with other values, as one more change."""
         return replace(self, changes=self.changes + 1, **values)
 
 
 def floor_of(
     index: LogIndex, positions: Mapping[str, int], next_sequence: int, retained_from: int | None
 ) -> int:
-    """The first sequence that has to be kept: the next one of a reader that counts, or the first
-    one within the retention. Without both nothing goes."""
+    """Return the first sequence that has to be kept.
+
+    Args:
+        index: The index.
+        positions: The next sequence of each reader that has not expired.
+        next_sequence: The end of the log.
+        retained_from: The first sequence within the retention; None without a retention.
+    """
     bounds = [*positions.values(), *([] if retained_from is None else [retained_from])]
     return max(index.floor, min([*bounds, next_sequence])) if bounds else index.floor
 
 
 def chain_of(spans: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """The spans that follow one another and together reach furthest, oldest first. Segments that
-    lost a race overlap others, with the same entries; the manifest has what begins at ``end``."""
+    """Return the spans that follow one another and together reach furthest, oldest first.
+
+    Segments that lost a race overlap others and have the same entries.
+
+    Args:
+        spans: First sequence of each segment, and one past its last.
+        end: The first sequence in the manifest, where a chain may end.
+    """
     known = sorted(set(spans), reverse=True)
-    reach: dict[int, tuple[int, int]] = {}  # from a first: how far a chain gets, by which end
+    # For the first sequence of a chain: how far the chain reaches, and where its first span ends.
+    reach: dict[int, tuple[int, int]] = {}
     for first, last in known:
         if last in reach:
             reach[first] = max(reach.get(first, (0, 0)), (reach[last][0], last))
@@ -247,7 +309,11 @@ def chain_of(spans: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]
 
 
 def page_from_json(data: bytes) -> tuple[Part, ...]:
-    """The parts that a page names; ``CorruptData`` where the bytes are none."""
+    """Parse the bytes of a page.
+
+    Raises:
+        CorruptData: They are not a page, or a later version wrote them.
+    """
     found = PAGE.decode(data)
     return _parts(found, "parts", found.items("parts"))
 
@@ -281,7 +347,7 @@ def joined_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def end_of_gap(sequence: int, gaps: Sequence[tuple[int, int]]) -> int:
-    """The first sequence from this one on that is in none of the gaps, which are in order."""
+    """Return the first sequence from this one on that is in no gap. The gaps must be in order."""
     for first, end in gaps:
         if first <= sequence < end:
             sequence = end
@@ -289,30 +355,34 @@ def end_of_gap(sequence: int, gaps: Sequence[tuple[int, int]]) -> int:
 
 
 MAX_SEGMENT_BYTES = 1 << 28
-_PAGES, _SEGMENTS = 64, 4  # that are kept in memory
-_LISTED = 1_000  # parts in one page of a listing
+_PAGES = 64
+"""Pages that a log keeps in memory."""
+_SEGMENTS = 4
+"""Segments that a log keeps in memory, and reads at the same time."""
+_LISTED = 1_000
+"""Objects in one page of a listing."""
 
 
 def index_key(config: QueueConfig) -> str:
-    """The key of the index of a log."""
+    """Return the key of the index of a log."""
     return f"{config.data_path_prefix}/_log.json"
 
 
 def parts_folder(config: QueueConfig) -> str:
-    """Where the segments of a log and the pages of its index are."""
+    """Return the folder of the segments and pages, with a slash at the end."""
     return f"{config.data_path_prefix}/_log/"
 
 
 class SegmentGone(errors.CorruptData):
-    """A segment that the index named is not there."""
+    """A segment that the index names does not exist."""
 
 
 class OldIndex(errors.CorruptData):
-    """The index of a log was restored from an old copy: it lacks changes that were made to it."""
+    """The index of a log was restored from an old copy, and lacks later changes."""
 
 
 def span_of_segment(key: str) -> tuple[int, int] | None:
-    """First sequence of a segment, and the one before which it ends; None of another object."""
+    """Return the first sequence of a segment and one past its last; None for any other object."""
     first, _, _ = key.rsplit("/", 1)[-1].partition("-")
     end = end_of_part(key)
     known = key.endswith(".segment") and first.isascii() and first.isdigit() and end != LARGEST
@@ -320,28 +390,39 @@ def span_of_segment(key: str) -> tuple[int, int] | None:
 
 
 def _begin_of_part(key: str) -> int:
-    """The first sequence of a segment or a page, by its name; -1 of another object."""
+    """Return the first sequence of a segment or a page, by its name; -1 for any other object."""
     first = key.rsplit("/", 1)[-1].partition("-")[0]
     return int(first) if first.isascii() and first.isdigit() else -1
 
 
 def end_of_part(key: str) -> int:
-    """The sequence before which a segment or a page ends, by its name; LARGEST of another object.
-    Where that is below the floor, it can be deleted."""
+    """Return one past the last sequence of a segment or page, by its name.
+
+    :data:`LARGEST` for any other object. The object can be deleted if that is below the floor.
+    """
     _, end, *rest = (*key.rsplit("/", 1)[-1].split("-"), "", "")
     return int(end) if end.isascii() and end.isdigit() and rest[0] else LARGEST
 
 
 class Log:
-    """The index and the segments of one log, which is that of ``queue_id`` or, if that is empty,
-    any. ``reader`` is the named reader that errors are for, if there is one. Not thread-safe."""
+    """The index and the segments of one log.
+
+    Not thread-safe: the owner of this object must make its calls one after another.
+
+    Args:
+        store: Where the log is.
+        config: The log's queue.
+        runtime: Clock and sleep.
+        queue_id: Id of the queue. An index of another queue is refused. Empty accepts any.
+        reader: Name of the reader to whom errors give advice; empty if there is none.
+    """
 
     most_entries = 1_024
-    """Entries in the manifest of a log from which on the oldest ones are moved."""
+    """Number of entries in the manifest above which the oldest ones are moved."""
     left_entries = 256
-    """The newest entries stay in the manifest, where writers look for an append of theirs."""
+    """Number of newest entries that stay in the manifest, where writers look for their appends."""
     most_moved = 8_192
-    """Entries of one segment."""
+    """Largest number of entries in one segment."""
 
     def __init__(
         self,
@@ -367,7 +448,8 @@ class Log:
         )
         self._mark = IndexMark(store, config, runtime)
         self._true_gap = (0, 0)
-        # Not methods of this object: in a cycle with it they would outlive its use.
+        # Not methods of this object: the reference cycle would keep large segments in memory until
+        # the next run of Python's garbage collector.
         read = partial(_read_part, store, config, reader)
         self._page: Callable[[Part], tuple[Part, ...]]
         self._page = lru_cache(_PAGES)(partial(read, PAGE.max_bytes, page_from_json))
@@ -376,7 +458,7 @@ class Log:
 
     @property
     def last_seen(self) -> LogIndex | None:
-        """The index as last read or written; None when none was seen."""
+        """Return the index as it was last read or written; None before that."""
         return self._object.last_seen
 
     def read(self) -> LogIndex | None:
@@ -406,7 +488,8 @@ class Log:
 
     def _checks_read(self) -> Callable[[LogIndex, LogIndex], None]:
         """Return the check that an index which is read now can follow the one known before."""
-        # Not a method of this object: in a cycle with it the index would outlive its use.
+        # Not a method of this object: the reference cycle would keep the index in memory until the
+        # next run of Python's garbage collector.
         store, config = self.store, self.config
 
         def check(known: LogIndex, now: LogIndex) -> None:
@@ -425,7 +508,7 @@ class Log:
             raise _old_index(self.store, self.config, what)
 
     def check_gap(self, index: LogIndex, manifest: Manifest) -> None:
-        """Check that what is missing between the index and the manifest is in no segment.
+        """Check that no segment has the entries missing between index and manifest.
 
         The marker may lag behind the index that it guards, so this looks at what is stored: one
         listing for each new gap.
@@ -440,8 +523,8 @@ class Log:
         if found := self.stored_between(*gap):
             now = self._object.read()
             if not isinstance(now, LogIndex) or now.end != index.end:
-                # A mover had stored the segment and not yet named it, while a v1 consumer took the
-                # same entries.
+                # A writer had stored the segment and not yet named it, while a v1 consumer removed
+                # the same entries.
                 raise errors.TransientStorageError(
                     f"{self._object.key!r} in {self.store.url} was changed while it was read: try "
                     "again"
@@ -468,23 +551,37 @@ class Log:
             after = page.objects[-1].key
 
     def read_unclaimed(self) -> LogIndex | None:
-        """As :meth:`read`, for a process that has claimed nothing: one more read says whose index
-        counts. One of the queue before would hide the first batches of the new one."""
+        """Read the index for a process that has not claimed the queue.
+
+        It reads the owner marker, too, to learn the id of the queue. The index of a queue that was
+        deleted and created again would hide the first batches of the new one.
+
+        Raises:
+            CorruptData: As :meth:`read`.
+        """
         if self.read() is not None and not self.queue_id:
             claim = check_owner(self.store, self.config, runtime=self.runtime)
             self.queue_id = "" if claim is None else claim.queue_id
         return self.read()
 
     def need(self, *, marked: bool = False) -> LogIndex:
-        """As :meth:`read`; ``InvalidInput`` where the queue is no log, ``CorruptData`` where the
-        owner marker says that it is one (``marked``): then the index was lost (failure F45)."""
+        """Read the index of a queue that must be a log.
+
+        Args:
+            marked: Whether the owner marker says that the queue is a log.
+
+        Raises:
+            InvalidInput: The queue is not a log.
+            CorruptData: As :meth:`read`, or the marker says that there should be an index (failure
+                F45).
+        """
         found = self.read()
         if found is None and marked:
             raise self._gone()
         if found is None:
             raise errors.InvalidInput(
                 f"the queue with manifest {self.config.manifest_path!r} in {self.store.url} is "
-                "no log, and has no named readers. 'opendata-buffer readers enable "
+                "not a log, and has no named readers. 'opendata-buffer readers enable "
                 f"{queue_hint(self.store.url, self.config)}' makes it one, and says what "
                 "changes."
             )
@@ -494,21 +591,37 @@ class Log:
         words = queue_hint(self.store.url, self.config)
         return errors.CorruptData(
             f"{self._object.key!r} in {self.store.url} is gone. {INDEX.remedy} 'opendata-buffer "
-            f"fsck {words} --repair' makes it anew. Where 'opendata-buffer readers enable "
+            f"fsck {words} --repair' builds a new one. If 'opendata-buffer readers enable "
             f"{words}' was interrupted, run it again."
         )
 
     def view(self, index: LogIndex, manifest: Manifest) -> LogView:
-        """Return all that the log keeps, by a manifest and the index that was read after it;
-        ``OldIndex`` as :meth:`check_gap`."""
+        """Return everything that the log keeps.
+
+        Args:
+            index: The index, read after the manifest.
+            manifest: The manifest.
+
+        Raises:
+            OldIndex: As :meth:`check_gap`.
+        """
         self.check_gap(index, manifest)
         path = self.config.manifest_path
         return LogView(self, index, manifest, index.floor, manifest.epoch, path)
 
     def change(self, decide: Callable[[LogIndex | None], LogIndex | None]) -> LogIndex:
-        """Make a change that may be applied twice, and return the index that holds now.
+        """Make a change that may be applied twice, and note it in the owner marker.
 
-        Notes in the owner marker how far the index got. Raises as :meth:`read`.
+        Args:
+            decide: Returns the index as it should be, given the index as it is. It must be pure.
+
+        Returns:
+            The index that holds now.
+
+        Raises:
+            OldIndex: The index was restored from an old copy.
+            TransientStorageError: It is not known whether the change was written; try again.
+            CorruptData: The index cannot be read.
         """
         marker = self._mark.read()
 
@@ -537,8 +650,20 @@ class Log:
         self._mark.note(new.queue_id, new.changes)
 
     def move(self, manifest: Manifest) -> LogIndex | None:
-        """Move the oldest entries of a manifest into segments, if it is long. Returns the index,
-        whose ``end`` says what may leave the manifest; None without a log."""
+        """Move the oldest entries of a long manifest into segments.
+
+        Args:
+            manifest: The manifest as it was just read.
+
+        Returns:
+            The index, whose ``end`` says which entries may leave the manifest. None if the queue is
+            not a log.
+
+        Raises:
+            OldIndex: The index was restored from an old copy.
+            CorruptData: The index cannot be read.
+            StorageError: The store did not answer, or refused a write.
+        """
         if (index := self.read()) is None:
             return None
         self.check_gap(index, manifest)
@@ -551,32 +676,40 @@ class Log:
                 break
             entries = manifest.part(first, end)
             part = Part.of(entries, self._name(first, end, "segment"))
-            # The object first: the index never names a segment that is not stored (failure F43).
+            # Store the object first, so that the index never names a missing segment (failure F43).
             self.store.put(parts_folder(self.config) + part.name, entries.raw)
             if first > index.end:  # failure F42
                 log.error(
-                    "sequences %d to %d were taken off manifest %r by a consumer that knows no log "
-                    "(the manifest has epoch %d): stop it, readers have lost them. It may go on as "
-                    "a named reader.",
-                    *(index.end, first - 1, self.config.manifest_path, manifest.epoch),
+                    "sequences %d to %d were removed from manifest %r by a consumer that does not "
+                    "know logs (the manifest has epoch %d). Readers have lost them. Stop that "
+                    "consumer. It can continue as a named reader.",
+                    index.end,
+                    first - 1,
+                    self.config.manifest_path,
+                    manifest.epoch,
                 )
             index = self._replace(index, index.with_segment(part))
         paged = self.with_pages(index)
         return index if paged is index else self._replace(index, paged)
 
     def _first_open(self, manifest: Manifest, first: int) -> int:
-        """The first sequence of an open transaction, or the end. From there on nothing is moved:
-        who ends a transaction looks for it in the manifest (transactions.py)."""
+        """Return the first sequence of an open transaction, or the end of the manifest.
+
+        Nothing is moved from there on: the process that ends a transaction looks for it in the
+        manifest (transactions.py).
+        """
         if b"/message=" not in manifest.raw:
             return manifest.next_sequence
         names = enumerate(manifest.locations(), manifest.first_sequence)
         found = undecided(names, self.config.data_path_prefix).values()
-        begins = (each.first_sequence for each in found if each.first_sequence >= first)
+        begins = (txn.first_sequence for txn in found if txn.first_sequence >= first)
         return min(begins, default=manifest.next_sequence)
 
     def with_pages(self, index: LogIndex) -> LogIndex:
-        """The index, which is not written, with pages, which are stored, for levels that are full;
-        the same one where none is."""
+        """Return the index with pages instead of the oldest parts of each level that is full.
+
+        The pages are stored, the index is not written. Returns the same index if no level is full.
+        """
         number = 0
         while number < len(index.levels):
             if len(index.levels[number]) < 2 * FAN:
@@ -590,17 +723,19 @@ class Log:
         return index
 
     def _replace(self, known: LogIndex, new: LogIndex) -> LogIndex:
-        """Write the index if it is still the known one; what holds now, in any case."""
+        """Write the index if it is still the known one. Return the index that holds now."""
         return self.change(lambda before: new if before == known else before)
 
     def _name(self, first: int, end: int, kind: str) -> str:
-        # By their sequences in order, so that a listing finds what lies before the floor.
+        # Padded, so that a listing is in the order of sequences and begins with what lies before
+        # the floor.
         return f"{first:020d}-{end:020d}-{self.runtime.ulid()}.{kind}"
 
     def entries(self, index: LogIndex, start: int, limit: int) -> list[BatchDescriptor]:
-        """Up to ``limit`` entries from ``start`` on that are in segments, without a gap.
+        """Return up to ``limit`` entries from ``start`` on in segments, up to a gap.
 
-        Several segments are read at the same time: a query that was away plans from a dozen.
+        Several segments are read at the same time: a query that was stopped for a while plans from
+        a dozen.
         """
         found: list[BatchDescriptor] = []
         end = start + limit
@@ -611,7 +746,7 @@ class Log:
         return found
 
     def _parts_between(self, index: LogIndex, start: int, end: int) -> Iterator[Part]:
-        """The segments of some sequences, up to a gap; raises the error of a page among them."""
+        """Yield the segments with these sequences, up to a gap. Raise a page's error."""
         at = start
         for part in self._parts(index, lambda part: part.first < end and part.end > start):
             if part.first > at:
@@ -620,32 +755,35 @@ class Log:
             at = part.end
 
     def find(self, index: LogIndex, location: str, since: int) -> int | None:
-        """The sequence of a location in the segments from ``since`` on; None if none has it."""
+        """Return the sequence of a location in the segments from ``since`` on, or None."""
         for part in self._parts(index, lambda part: part.end > since):
             if (found := self._segment(part).find(location)) is not None:
                 return found
         return None
 
     def sequence_since(self, index: LogIndex, time_ms: int) -> int | None:
-        """The first sequence in the segments from the floor on with a record of this time or later;
-        None without."""
+        """Return the first sequence from the floor on with a record of this time or later.
+
+        Only segments are searched. None if they have no such record.
+        """
         fits = self._parts(index, lambda p: p.end > index.floor and p.newest_ms >= time_ms)
         if (part := next(fits, None)) is None:
             return None
         entries = self._segment(part).entries()
-        return next((each.sequence for each in entries if each.latest_ms >= time_ms), part.end)
+        return next((entry.sequence for entry in entries if entry.latest_ms >= time_ms), part.end)
 
     def newer_segments(self, index: LogIndex, time_ms: int) -> Iterator[BatchDescriptor]:
-        """Yield the entries from the floor on of those segments that have a record of this time or
-        later, in order."""
+        """Yield the entries from the floor on of segments with a record since this time."""
         for part in self._parts(index, lambda p: p.end > index.floor and p.newest_ms >= time_ms):
             for entry in self._segment(part).entries():
                 if entry.sequence >= index.floor:
                     yield entry
 
     def oldest_name_ms(self, index: LogIndex) -> int | None:
-        """The earliest time in the names of batches from the segment on that the floor is in; None
-        where none is there. Reads the page that it is in, if any."""
+        """Return the earliest time in the names of batches that are kept in segments.
+
+        None if there is no segment. Reads at most the page that contains the floor.
+        """
         found = []
         waiting = [(part, level) for level, parts in enumerate(index.levels) for part in parts]
         while waiting:
@@ -653,13 +791,13 @@ class Log:
             if part.end <= index.floor:
                 continue
             if level and part.first < index.floor:
-                waiting += [(each, level - 1) for each in self._page(part)]
+                waiting += [(below, level - 1) for below in self._page(part)]
             else:
                 found.append(part.named_ms)
         return min(found, default=None)
 
     def segments(self, index: LogIndex) -> Iterator[tuple[Part, Manifest | errors.CorruptData]]:
-        """Each segment from the floor on, or the error of one that cannot be read, or of a page."""
+        """Yield each segment from the floor on, or the error of an unreadable one."""
         for part, fault in self._walk(index, lambda part: part.end > index.floor):
             try:
                 yield part, fault or self._segment(part)
@@ -667,7 +805,7 @@ class Log:
                 yield part, error
 
     def _parts(self, index: LogIndex, fits: Callable[[Part], bool]) -> Iterator[Part]:
-        """The segments that fit, in order; raises the error of a page among them."""
+        """Yield the segments that fit, in order. Raise the error of a page among them."""
         for part, fault in self._walk(index, fits):
             if fault is not None:
                 raise fault
@@ -676,9 +814,9 @@ class Log:
     def _walk(
         self, index: LogIndex, fits: Callable[[Part], bool]
     ) -> Iterator[tuple[Part, errors.CorruptData | None]]:
-        """The segments that fit, in order; of a page that fits and cannot be read its error."""
+        """Yield the segments that fit, in order, and the errors of unreadable pages."""
         levels = enumerate(index.levels)
-        # The next one is the last.
+        # A stack: the next part is the last one.
         waiting = [(part, level) for level, parts in levels for part in reversed(parts)]
         while waiting:
             part, level = waiting.pop()
@@ -688,7 +826,7 @@ class Log:
                 yield part, None
                 continue
             try:
-                waiting += [(each, level - 1) for each in reversed(self._page(part))]
+                waiting += [(below, level - 1) for below in reversed(self._page(part))]
             except errors.CorruptData as error:
                 yield part, error
 
@@ -711,7 +849,7 @@ def _read_part(
     decode: Callable[[bytes], T],
     part: Part,
 ) -> T:
-    """What is in a segment or page; errors say which sequences it has, and what to do."""
+    """Return the content of a segment or page. Errors name its sequences and the way out."""
     key = parts_folder(config) + part.name
     try:
         found = decode(read_bytes(store, key, most))
@@ -741,8 +879,18 @@ def _read_part(
 
 @dataclass(frozen=True, eq=False)
 class LogView:
-    """A manifest, and the index that was read after it: the entries of both, as a manifest has
-    them. ``first_sequence`` is the first that counts, of a reader or of the whole log."""
+    """A manifest, and the index that was read after it, as one sequence of entries.
+
+    It has the methods of a manifest that consumers use.
+
+    Attributes:
+        log: Reads segments.
+        index: The index.
+        manifest: The manifest.
+        first_sequence: The first sequence that counts, for one reader or for the whole log.
+        epoch: The epoch of the reader or of the queue.
+        key: The object that has this epoch.
+    """
 
     log: Log
     index: LogIndex
@@ -751,51 +899,52 @@ class LogView:
     epoch: int
     key: str
     check_current: Callable[[], None] = lambda: None
-    """Raises where the view is out of date: its reader was fenced, or was passed by the floor."""
+    """Raises if the view is out of date: its reader was fenced, or the floor has passed it.
+    """
     missing: tuple[tuple[int, int], ...] = ()
     """Ranges whose objects are known to be gone."""
 
     @property
     def next_sequence(self) -> int:
-        """What the next appended batch gets."""
+        """Return the sequence of the next batch that is appended."""
         return self.manifest.next_sequence
 
     @property
     def entry_count(self) -> int:
-        """Entries from ``first_sequence`` on, without those that are gone."""
+        """Return the number of entries from ``first_sequence`` on, without those that are gone."""
         return self.count(self.first_sequence, self.next_sequence)
 
     def count(self, first: int, end: int) -> int:
-        """Return how many entries there are from ``first`` up to, not including, ``end``."""
+        """Return the number of entries from ``first`` up to, but not including, ``end``."""
         gone = (min(end, last) - max(first, begin) for begin, last in self.gaps)
-        return max(0, end - first - sum(each for each in gone if each > 0))
+        return max(0, end - first - sum(length for length in gone if length > 0))
 
     @property
     def sealed(self) -> bool:
-        """Whether the queue is closed for good."""
+        """Return whether the queue is closed for good."""
         return self.manifest.sealed
 
     @property
     def gaps(self) -> Sequence[tuple[int, int]]:
-        """Ranges that are gone, in order: those in :attr:`lost`, and those without objects."""
+        """Return the ranges that are gone, in order: :attr:`lost`, and missing objects."""
         return self.lost if not self.missing else joined_ranges((*self.lost, *self.missing))
 
     @property
     def lost(self) -> Sequence[tuple[int, int]]:
-        """Ranges that a client which knows no log took off the manifest."""
+        """Return the ranges that a client which does not know logs removed from the manifest."""
         first, end = self.manifest.first_sequence, self.index.end
         return (*self.index.lost, *([(end, first)] if first > end else []))
 
     def available_from(self, needed: int) -> int:
-        """The first sequence from ``needed`` on that is kept and was not taken away."""
+        """Return the first sequence from ``needed`` on that is kept and is not lost."""
         return end_of_gap(max(needed, self.first_sequence), self.gaps)
 
     def entries(
         self, start: int | None = None, limit: int | None = None
     ) -> tuple[BatchDescriptor, ...]:
-        """Up to ``limit`` entries from ``start`` on, up to a gap at most; reads what it needs."""
+        """Return up to ``limit`` entries from ``start`` on, up to the first gap."""
         at = max(self.first_sequence, start if start is not None else 0)
-        # The index may have been read later, and have more by then.
+        # The index was read later than the manifest, and may end after it.
         left = self.next_sequence - at
         limit = left if limit is None else min(limit, left)
         if limit <= 0:
@@ -813,18 +962,21 @@ class LogView:
         return (*found, *self.manifest.entries(at, limit - len(found)))
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
-        """Seconds since the first entry from ``start`` on was written, without a request; in a
-        segment the age of the oldest name there."""
+        """Return how many seconds ago the first entry from ``start`` on was written.
+
+        Makes no request. For an entry in a segment, this is the age of the oldest name in the
+        segment.
+        """
         at = self.available_from(start if start is not None else 0)
         if at >= self.manifest.first_sequence:
             return self.manifest.age_s(now_ms, at)
-        found = next((each for each in self.index.parts() if each.first <= at < each.end), None)
+        found = next((part for part in self.index.parts() if part.first <= at < part.end), None)
         if found is None or not found.named_ms:
             return None
         return max(0, now_ms - found.named_ms) / 1000
 
     def since(self, time_ms: int) -> int:
-        """The first sequence with a record of this time or later; the end if there is none."""
+        """Return the first sequence with a record of this time or later, or else the end."""
         found = self.log.sequence_since(self.index, time_ms)
         if found is not None and found < self.index.end:
             return min(max(found, self.first_sequence), self.next_sequence)
@@ -867,10 +1019,10 @@ class LogView:
         return self.next_sequence if undated is None or not is_last else undated
 
     def find(self, location: str, since: int) -> int | None:
-        """The sequence of a location from ``since`` on; reads the segments from there."""
+        """Return the sequence of a location from ``since`` on. Reads the segments from there."""
         found = self.log.find(self.index, location, max(since, self.first_sequence))
         return self.manifest.find(location) if found is None else found
 
     def behind(self, sequence: int) -> LogView:
-        """The same entries from a later sequence on."""
+        """Return the same entries from a later sequence on."""
         return replace(self, first_sequence=max(sequence, self.first_sequence))

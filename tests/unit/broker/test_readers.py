@@ -110,7 +110,7 @@ def test_workers_of_a_log_need_a_name_and_those_of_a_queue_have_none(make: Make)
         make("a/b")
     queue, config = MemoryStore(), QueueConfig(store="memory://unused")
     Queue(queue, config, runtime=RUNTIME, role="test").append([NewEntry("ingest/a.batch")])
-    with pytest.raises(InvalidInput, match="is no log, and has no named readers"):
+    with pytest.raises(InvalidInput, match="is not a log, and has no named readers"):
         Worker("memory://unused", store=queue, broker="auto", reader="billing")
 
 

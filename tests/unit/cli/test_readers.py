@@ -252,8 +252,8 @@ def test_a_queue_that_is_no_log_names_the_command_that_makes_one(url: str) -> No
     fill(url, [b"a"])
     for words in (("readers", "list", url), ("readers", "reset", url, "x", "--to-latest")):
         assert f"'opendata-buffer readers enable {url}' makes it one" in fails(*words)
-    assert "is no log" in fails("consume", url, "--reader", "x")
-    assert "is no log" in fails("consume", url, "--reader", "x", "--ack")
+    assert "is not a log" in fails("consume", url, "--reader", "x")
+    assert "is not a log" in fails("consume", url, "--reader", "x", "--ack")
 
 
 def test_a_reader_that_is_deleted_begins_anew(url: str, store: MemoryStore) -> None:

@@ -481,7 +481,7 @@ def test_what_a_foreign_consumer_takes_is_named_and_segments_are_not_touched(
         read(reader)
     house.append(60)
     assert house.index().lost == ((end, taken + 1),)
-    assert f"sequences {end} to {taken} were taken off" in caplog.text
+    assert f"sequences {end} to {taken} were removed" in caplog.text
     again = house.reader("reader", allow_data_loss=True)
     assert read(again) == [*range(taken + 1, 120)]
 

@@ -104,7 +104,7 @@ def test_an_index_that_is_gone_is_told_from_a_queue_that_never_was_a_log() -> No
     house = House()
     house.store.delete_many(["ingest/_log.json"])
     log = Log(house.store, house.config, house.runtime)
-    with pytest.raises(InvalidInput, match="is no log"):
+    with pytest.raises(InvalidInput, match="is not a log"):
         log.need()
     with pytest.raises(CorruptData, match=r"is gone\. Restore its latest version"):
         log.need(marked=True)
