@@ -84,14 +84,14 @@ UploadBatches(p) ==
     /\ Store_(p, "ready")
     /\ UNCHANGED <<manifest, now, told, consumer, acked, saved, again, collector>>
 
-\* core/opendata_buffer/producer/accumulator.py: OrderedUploads.take
+\* core/opendata_buffer/producer/ordered_uploads.py: OrderedUploads.take
 UploadAgain(p) ==
     /\ producer[p].at = "ready" /\ p \notin Sinks
     /\ Age(p) > Half
     /\ Store_(p, "ready")
     /\ UNCHANGED <<manifest, now, told, consumer, acked, saved, again, collector>>
 
-\* core/opendata_buffer/producer/accumulator.py: OrderedUploads.take
+\* core/opendata_buffer/producer/ordered_uploads.py: OrderedUploads.take
 \* buffer_sink/committer.py: UploadAges.oldest
 BeginAppend(p) ==
     /\ producer[p].at = "ready"
@@ -139,21 +139,21 @@ Tell(p, outcome) ==
          !.at = "idle", !.round = @ + 1, !.named = 0, !.born = 0, !.lost = FALSE, !.waits = 0]]
 
 \* Surely not written: the batches go back, and may be stored again.
-\* core/opendata_buffer/producer/accumulator.py: OrderedUploads.refused
+\* core/opendata_buffer/producer/ordered_uploads.py: OrderedUploads.refused
 Refuse(p) ==
     /\ producer[p].at = "write" /\ ~producer[p].lost
     /\ producer' = [producer EXCEPT ![p].at = "ready"]
     /\ UNCHANGED <<manifest, objects, now, told, consumer, acked, saved, again, collector>>
 
 \* The deadline of the callers: what is in doubt is unknown, the rest has failed.
-\* core/opendata_buffer/producer/accumulator.py: OrderedUploads.expire
+\* core/opendata_buffer/producer/ordered_uploads.py: OrderedUploads.expire
 GiveUp(p) ==
     /\ producer[p].at \in {"ready", "look", "write", "unknown"}
     /\ Tell(p, IF producer[p].at \in {"look", "unknown"} \/ producer[p].lost
                THEN "unknown" ELSE "failed")
     /\ UNCHANGED <<manifest, objects, now, consumer, acked, saved, again, collector>>
 
-\* core/opendata_buffer/producer/accumulator.py: OrderedUploads.landed
+\* core/opendata_buffer/producer/ordered_uploads.py: OrderedUploads.landed
 \* core/opendata_buffer/producer/sender.py: Sender._repair
 Land(p) ==
     /\ producer[p].at = "landed"

@@ -18,8 +18,8 @@ from opendata_buffer.errors import CommitStateUnknown, Fenced, FlushFailed, Pois
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.producer.accumulator import OrderedUploads
 from opendata_buffer.producer.handles import Durable
+from opendata_buffer.producer.ordered_uploads import OrderedUploads
 from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.queue.queue import Queue, _Append
 from tests.simulation.actors import collect_garbage
