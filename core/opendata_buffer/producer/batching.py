@@ -1,21 +1,29 @@
 """Records, and the batches that they go into.
 
-The :class:`Batcher` opens an :class:`AppendBuffer` for the calls of one millisecond, and callers
-add to it by one ``list.append``, which neither another thread nor a signal interrupts. Only the
-call that opens the next buffer takes the lock. A caller may be stopped just before its ``append``
-while the buffer is closed and uploaded. Its record is not lost::
+**The problem.** A program calls ``send()`` a million times per second. A lock alone would cost more
+than everything else that the call does, and a Python object per call would fill the memory.
+
+**The idea.** The :class:`Batcher` opens an :class:`AppendBuffer` for the calls of one millisecond.
+They share its handle and its time, so a caller only appends its record to a list. A ``list.append``
+cannot be interrupted, neither by another thread nor by a signal. Only the call that opens the next
+buffer takes the lock.
+
+**What can go wrong.** A caller may stop just before its ``append``, while the buffer is closed and
+uploaded. Its record is not lost::
 
     caller                                   batcher, with the lock held
     1  buffer = batcher.buffer               a  batcher.buffer = CLOSED
     2  buffer.append(item)                   b  buffer.close(): the items in it by now count
     3  batcher.buffer is still buffer?
 
-If it is, (a) has not happened, and (b) will see the item. If not, the caller takes the lock and
-calls :meth:`AppendBuffer.was_included`: an item behind the counted ones is removed, and the
-caller puts it into the next buffer.
+If it is, (a) has not happened yet, so (b) will count the item. If not, the caller takes the lock
+and calls :meth:`AppendBuffer.was_included`. If the item comes after the counted ones, it is
+removed, and the caller puts it into the next buffer.
 
-The calling thread may be interrupted between any two steps (Ctrl-C), so every change of a batch is
-one step that leaves all else valid. Times are passed in, as seconds of the monotonic clock.
+A caller may also be interrupted between any two steps (Ctrl-C). So every change of a batch is one
+step that leaves everything else valid.
+
+Times are passed in, as seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -45,24 +53,30 @@ from opendata_buffer.producer.handles import Completion, Durable, WriteHandle
 from opendata_buffer.runtime import Moment
 
 BUFFER_S = 0.001
-"""Seconds that a buffer is open: metadata has times in milliseconds."""
+"""Seconds that a buffer is open. The times in metadata are in milliseconds."""
 
 RECORD_HELD, PIECE_HELD, BUFFER_HELD, REQUEST_HELD = 64, 128, 256, 256
 """Bytes of ``max_buffered_bytes`` that a record, a piece, an append buffer and a produce request
-take beside what is in them: about the memory of their Python objects."""
+take for their Python objects, in addition to what is in them."""
 
 RANGE_BYTES = 16
-"""Bytes of a metadata range in the manifest beside its payload."""
+"""Bytes that a metadata range takes in the manifest, in addition to its payload."""
 
 MAX_RECORDS = 2**32 - 1
-"""The largest count of a footer (failure F34)."""
+"""The largest number of records that a batch's footer can have (failure F34)."""
 
 METADATA_FLUSH_BYTES = 4 * 1024 * 1024
-"""Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
+"""A batch with more metadata than this, in bytes, is full (failure F35).
+
+All of it is in one entry of the manifest.
+"""
 
 RECORDS_AT_ONCE = 16_384
-"""Records joined to one piece of a block: a fifth faster than all of a batch at once, because they
-are still in the processor's caches when they get their length prefixes."""
+"""How many records are joined to one piece of a block.
+
+This is a fifth faster than joining all records of a batch at once, because these are still in the
+processor's caches when they get their length prefixes.
+"""
 
 _PREFIX = 4
 """Bytes before each record of a block."""
@@ -73,15 +87,23 @@ Entries: TypeAlias = Sequence[bytes | bytearray | memoryview] | pa.Array | pa.Ch
 """What one call produces: bytes-like objects, or an Arrow column of binary or string type."""
 
 Item = bytes | tuple[bytes | memoryview, int]
-"""What one call adds to a buffer: a record; or a piece, several records encoded as part of a record
-block, with their number."""
+"""What one call adds to a buffer: a record, or a piece.
+
+A piece is several records, encoded as part of a record block, and their number.
+"""
 
 
 class AppendBuffer:
-    """Items of one millisecond in produce order. Only :attr:`append` is used without the lock.
+    """The items of one millisecond, in produce order. Only :attr:`append` needs no lock.
 
-    It is opened for ``first``, and full at ``until``, monotonic seconds, or with ``limit`` bytes of
-    ``max_buffered_bytes``. ``left`` are free: callers subtract an item's size, and then append it.
+    Callers subtract the size of an item from ``left``, and then append it.
+
+    Args:
+        first: The item that it is opened for.
+        ingestion_time_ms: The time of all its records, in milliseconds since the Unix epoch.
+        handle: The handle of all its calls.
+        limit: Bytes of ``max_buffered_bytes`` that it may take.
+        until: The time at which it is full, in monotonic seconds.
     """
 
     __slots__ = (
@@ -114,109 +136,124 @@ class AppendBuffer:
         self.handle = handle
         self.ingestion_time_ms = ingestion_time_ms
         self.pieces = 1 if type(first) is tuple else 0
-        self.more = records_in(first) - 1  # records beyond one of each item
+        self.more = records_in(first) - 1  # Records, not counting one for each item.
         self.left = limit - held_at_opening(first)
         self.until = until
 
     @property
     def calls(self) -> int:
-        """Calls in it."""
+        """How many calls are in it."""
         return len(self._items) if self._closed_at is None else self._closed_at
 
     @property
     def count(self) -> int:
-        """Records in it."""
+        """How many records are in it."""
         return self.calls + self.more
 
     @property
     def held(self) -> int:
-        """Bytes of ``max_buffered_bytes`` that it takes."""
+        """How many of ``max_buffered_bytes`` it takes."""
         return self._limit - self.left
 
     @property
     def size(self) -> int:
-        """Bytes of its records in a block, at most: late items are included."""
+        """The bytes of its records in a block, at most: items that came too late are included."""
         single = self.calls - self.pieces
         return self.held - BUFFER_HELD - PIECE_HELD * self.pieces - (RECORD_HELD - _PREFIX) * single
 
     def close(self) -> None:
-        """Count the items in it by now and no later ones. With the lock held."""
+        """Count the items that are in it by now, and no later ones. The caller holds the lock."""
         if self._closed_at is None:
             self._closed_at = len(self._items)
 
     def was_included(self, item: Item) -> bool:
-        """Whether an item that was appended around the time of closing counts; removed if not. With
-        the lock held, once for each such item."""
+        """Return whether an item counts that was appended while the buffer was being closed.
+
+        If it does not count, it is removed. The caller holds the lock, and calls this once for each
+        such item.
+        """
         self.close()
         for index in range(self.calls, len(self._items)):
-            # By identity. If two callers appended the same object and one was late, either of
-            # them may append it again.
+            # Compare by identity. If two callers appended the same object and one was late, it
+            # does not matter which of them appends it again.
             if self._items[index] is item:
                 del self._items[index]
                 return False
         return True
 
     def items(self) -> list[Item]:
-        """The counted items, once it is closed."""
-        # A copy: a thread that is late may still add an item to the list, and remove it again.
+        """Return the counted items. The buffer is closed."""
+        # A copy, because a late caller may still append an item and remove it again.
         return self._items[: self.calls]
 
 
 def records_in(item: Item) -> int:
-    """How many records the item has."""
+    """Return how many records an item has."""
     return item[1] if type(item) is tuple else 1
 
 
 def block_bytes(item: Item) -> int:
-    """Bytes of the item's records in a block."""
+    """Return how many bytes the records of an item take in a block."""
     return len(item[0]) if type(item) is tuple else _PREFIX + len(item)
 
 
 def held_at_opening(item: Item) -> int:
-    """Bytes of ``max_buffered_bytes`` that a buffer takes which is opened for this item."""
-    beside = PIECE_HELD if type(item) is tuple else RECORD_HELD - _PREFIX
-    return BUFFER_HELD + block_bytes(item) + beside
+    """Return how many of ``max_buffered_bytes`` a buffer takes that is opened for this item."""
+    overhead = PIECE_HELD if type(item) is tuple else RECORD_HELD - _PREFIX
+    return BUFFER_HELD + block_bytes(item) + overhead
 
 
 CLOSED = AppendBuffer(b"", 0, None, 0, float("-inf"))
-"""Has no room, so callers take the lock."""
+"""A buffer without room, so that callers take the lock."""
 
 
 @dataclass(slots=True, eq=False)
 class ProduceRequest:
-    """One ``produce()`` call that cannot go into an append buffer."""
+    """One ``produce()`` call that cannot go into an append buffer.
 
-    block: bytes | memoryview  # the entries as a piece of a record block
+    Attributes:
+        block: Its records, as a piece of a record block.
+        count: How many records it has.
+        metadata: The metadata of the call.
+        ingestion_time_ms: Set when it is accepted, in milliseconds since the Unix epoch.
+        transaction: The identity of its batch, if it is part of a transaction.
+        message: The message that its batch is.
+    """
+
+    block: bytes | memoryview
     count: int
     metadata: bytes
-    ingestion_time_ms: int  # set when it is accepted
+    ingestion_time_ms: int
     transaction: Transaction | None = None
     message: UUID | None = None
 
     pieces = 1
 
     def items(self) -> list[Item]:
-        """All of it, as one piece."""
+        """Return all of it, as one piece."""
         return [(self.block, self.count)]
 
     @property
     def alone(self) -> bool:
-        """Whether it has a batch to itself: a transaction, or a message."""
+        """Whether it has a batch of its own, because it is a transaction or a message."""
         return self.transaction is not None or self.message is not None
 
     @property
     def held(self) -> int:
-        """Bytes of ``max_buffered_bytes`` that it takes (failure F33)."""
+        """How many of ``max_buffered_bytes`` it takes (failure F33)."""
         return len(self.block) + len(self.metadata) + REQUEST_HELD
 
     @property
     def size(self) -> int:
-        """Bytes of its records in a block."""
+        """The bytes of its records in a block."""
         return len(self.block)
 
 
 def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
-    """The record block of one ``produce()`` call, and the number of entries in it.
+    """Encode the records of one ``produce()`` call.
+
+    Returns:
+        The record block, and the number of records in it.
 
     Raises:
         InvalidInput: See :func:`.encode_block` and :func:`.encode_arrow_block`.
@@ -228,8 +265,12 @@ def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
 
 
 def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None:
-    """As :func:`encode_entries`, of a list or tuple that holds nothing but ``bytes``; or None."""
-    # A copy: another thread may change the list between the check and the encoding.
+    """Encode a list or tuple like :func:`encode_entries`, if all its items are ``bytes``.
+
+    Returns:
+        The record block and the number of records; None if an item has another type.
+    """
+    # A copy, because another thread may change the list between the check and the encoding.
     records = tuple(entries)
     if set(map(type, records)) != _BYTES:
         return None
@@ -237,9 +278,10 @@ def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None
 
 
 def encode_bytes(records: Sequence[bytes]) -> bytes | memoryview:
-    """:func:`.encode_block` of records that are all ``bytes``."""
+    """Encode records like :func:`.encode_block`; all of them are ``bytes``."""
     if len(records) >= MANY_RECORDS:
-        with suppress(InvalidInput):  # more than Arrow joins at once
+        # Arrow refuses more bytes than it can join at once.
+        with suppress(InvalidInput):
             return encode_arrow_block(pa.array(records, pa.binary()))[0]
     return join_records(records)
 
@@ -248,7 +290,7 @@ Part = ProduceRequest | AppendBuffer
 
 
 class Stage(Enum):
-    """Stages of a batch: see :class:`.OrderedUploads`. An open batch is UPLOADING."""
+    """The stages of a batch; see :mod:`.ordered_uploads`. An open batch is UPLOADING."""
 
     UPLOADING = auto()
     UPLOADED = auto()
@@ -260,21 +302,36 @@ class Stage(Enum):
 class Batch:
     """The calls that go into one object, from the first one until their outcome is known.
 
-    A caller may be interrupted between counting its call and adding it, so the counts may be too
-    high, never too low; :meth:`encode` counts anew.
+    A caller may be interrupted after it has counted its call and before it has added it. So the
+    counts may be too high, but never too low. :meth:`encode` counts again.
+
+    Times without a unit are monotonic seconds.
 
     Attributes:
-        due_at: When it is sealed at the latest, monotonic seconds; as all times without a unit.
-        ordered: Whether its failure stops the ordered batches behind it: it is a transaction, or
-            the separator in front of the first one.
-        parts: In produce order, until it is encoded; none in a separator.
+        completion: Sets the outcome of its handles.
+        due_at: When it is sealed at the latest.
+        ordered: Whether the ordered batches after it fail if it fails. It is a transaction, or the
+            separator before the first one of an app.
+        transaction: The identity that its name carries.
+        message: The message that it is.
+        parts: What it consists of, in produce order, until it is encoded. A separator has none.
         buffer: The last part, while it is open.
-        metadata_size: Bytes that the ranges take in the manifest, at most.
-        held: Bytes of ``max_buffered_bytes``.
-        held_before: Bytes of the batches that waited ahead of it when it was opened.
-        metadata: The ranges of its queue entry; set with ``data``.
-        data: The object's bytes, or its pieces, until the outcome is known; None before encoding.
-        named: When the location's ULID was made; None before the first upload.
+        size: Bytes of its records in a block, at most.
+        metadata_size: Bytes that its ranges take in the manifest, at most.
+        count: How many records it has, at most.
+        calls: How many calls it has, at most.
+        held: How many of ``max_buffered_bytes`` it takes.
+        held_before: The bytes of the batches before it, when it was opened.
+        sealed_at: When it was sealed.
+        deadline: When it fails if it has no outcome.
+        stage: Where it is on its way.
+        metadata: The ranges of its queue entry; set together with ``data``.
+        data: The bytes of the object, or its pieces, until the outcome is known. None before
+            encoding.
+        location: The name of its object.
+        named: When that name was made. None before the first upload.
+        last_error: The error of its last attempt.
+        outcome: Where it is in the queue, or the error.
     """
 
     completion: Completion
@@ -297,15 +354,15 @@ class Batch:
     data: bytes | list[bytes | memoryview] | None = None
     location: str = ""
     named: Moment | None = None
-    last_error: OpenDataBufferError | None = None  # of its last attempt
+    last_error: OpenDataBufferError | None = None
     outcome: Durable | BaseException | None = None
 
     def age(self, now: Moment) -> float:
-        """Seconds since its name was made, by the clock with the larger difference (failure F5)."""
+        """Return the seconds since its name was made, by the clock that says more (failure F5)."""
         return 0.0 if self.named is None else self.named.age_ms(now) / 1000
 
     def add(self, part: Part) -> None:
-        """Accept a request; or an open buffer, whose calls :meth:`close_buffer` counts."""
+        """Add a request; or an open buffer, whose calls :meth:`close_buffer` counts."""
         if not self.parts or not _shares_range(part, self.parts[-1]):
             self.metadata_size += RANGE_BYTES + len(part.metadata)
         if isinstance(part, AppendBuffer):
@@ -314,12 +371,12 @@ class Batch:
             self._count(part, 1)
             if part.alone:
                 self.transaction, self.message = part.transaction, part.message
-                # A message is identified by its clock: a failed one does not hide later ones.
+                # A message is identified by its clock, so a failed one does not hide later ones.
                 self.ordered = part.message is None
         self.parts.append(part)
 
     def close_buffer(self) -> None:
-        """Close the open buffer, if any, and count its items."""
+        """Close the open buffer, if there is one, and count its items."""
         buffer = self.buffer
         if buffer is not None:
             buffer.close()
@@ -327,10 +384,14 @@ class Batch:
             self.buffer = None
 
     def encode(self, compression: Compression, level: int) -> list[bytes | memoryview]:
-        """The object's bytes, in pieces; sets ``metadata``, ``count`` and ``size``."""
+        """Encode the batch, and set ``metadata``, ``count`` and ``size``.
+
+        Returns:
+            The bytes of the object, in pieces.
+        """
         ranges: list[Metadata] = []
         pieces: list[bytes | memoryview] = []
-        records: list[bytes] = []  # of neighbouring buffers, encoded together
+        records: list[bytes] = []  # From neighbouring buffers; encoded together.
         encoded = 0
         before: Part | None = None
 
@@ -371,12 +432,17 @@ class Batch:
 
 
 def _shares_range(part: Part, before: Part) -> bool:
-    """Whether one metadata range can stand for both."""
+    """Return whether one metadata range can stand for both parts."""
     return part.ingestion_time_ms == before.ingestion_time_ms and part.metadata == before.metadata
 
 
 class Batcher:
-    """Accumulates calls until a batch is full by size or age."""
+    """Collects calls until a batch is full or old. The caller holds the lock.
+
+    Args:
+        config: The limits of a batch.
+        completion: Makes the completion of a new batch.
+    """
 
     def __init__(self, config: ProducerConfig, completion: Callable[[], Completion]) -> None:
         self._flush_interval = config.flush_interval_ms / 1000
@@ -384,13 +450,13 @@ class Batcher:
         self._max_size = config.max_batch_bytes
         self._completion = completion
         self.batches: deque[Batch] = deque()
-        """In produce order: sealed ones; the last may be open."""
+        """The batches in produce order. All are sealed, except perhaps the last one."""
         self._last_due_at: float | None = None
-        self.buffer = CLOSED  # the one that is open now
+        self.buffer = CLOSED  # The one that is open now.
 
     @property
     def due_at(self) -> float | None:
-        """The time at which :meth:`take` has a batch; None when there is none."""
+        """The time at which :meth:`take` has a batch; None if there is none."""
         if not self.batches:
             return None
         first = self.batches[0]
@@ -398,7 +464,7 @@ class Batcher:
 
     @property
     def held(self) -> int:
-        """Bytes of ``max_buffered_bytes`` that wait here."""
+        """How many of ``max_buffered_bytes`` wait here."""
         if not self.batches:
             return 0
         first, last = self.batches[0], self.batches[-1]
@@ -406,7 +472,11 @@ class Batcher:
         return last.held_before + last.held + in_buffer - first.held_before
 
     def add(self, request: ProduceRequest, now: float) -> Completion:
-        """Put a request into the open batch, or into a new one; returns the batch's completion."""
+        """Put a request into the open batch, or into a new one.
+
+        Returns:
+            The completion of its batch.
+        """
         self._close_buffer()
         fitting = self._fitting(request.size, request.count, request.alone, now)
         batch = self._new(now) if fitting is None else fitting
@@ -419,14 +489,23 @@ class Batcher:
         return batch.completion
 
     def add_item(self, item: Item, time_ms: int, now: float, room: int) -> WriteHandle:
-        """Put a call without metadata into a new buffer, which becomes the current one; ``room``
-        bytes of ``max_buffered_bytes`` are free."""
+        """Put a call without metadata into a new buffer, which becomes the current one.
+
+        Args:
+            item: The records of the call.
+            time_ms: The time of the buffer, in milliseconds since the Unix epoch.
+            now: The monotonic time.
+            room: How many of ``max_buffered_bytes`` are free.
+
+        Returns:
+            The handle of the buffer.
+        """
         self._close_buffer()
         fitting = self._fitting(block_bytes(item), records_in(item), False, now)
         batch = self._new(now) if fitting is None else fitting
-        # Every byte held counts as one of the block, which is smaller: so no limit is exceeded,
-        # and the true size is counted when the buffer is closed. Each record holds more than four
-        # bytes, so their number stays below its limit, too.
+        # Until the buffer is closed, its held bytes stand for its bytes in the block. These are
+        # fewer, so no limit is exceeded. A record holds more than four bytes, so the number of
+        # records stays below its limit, too.
         limit = min(
             room,
             self._flush_size - batch.size,
@@ -446,7 +525,7 @@ class Batcher:
         return handle
 
     def add_separator(self, now: float) -> None:
-        """Put an empty batch behind everything accepted so far."""
+        """Put an empty batch after everything accepted so far."""
         self.seal(now)
         separator = self._new(now)
         separator.ordered = True
@@ -461,7 +540,7 @@ class Batcher:
             batch.sealed_at = now
 
     def take(self, now: float) -> Batch | None:
-        """The oldest sealed batch; the open one counts when it is due."""
+        """Return the oldest sealed batch, or the open one if it is due; None if there is none."""
         if not self.batches:
             return None
         first = self.batches[0]
@@ -470,7 +549,8 @@ class Batcher:
                 return None
             self._close_buffer()
             first.sealed_at = now
-        first.close_buffer()  # an interrupted caller may have left it open
+        # An interrupted caller may have left its buffer open.
+        first.close_buffer()
         return self.batches.popleft()
 
     def _close_buffer(self) -> None:
@@ -480,7 +560,7 @@ class Batcher:
             self.batches[-1].close_buffer()
 
     def _fitting(self, size: int, count: int, alone: bool, now: float) -> Batch | None:
-        """The open batch, if so much more fits; otherwise it is sealed."""
+        """Return the open batch if the records fit into it. If they do not, seal it."""
         batch = self._open()
         if batch is not None and (
             alone or batch.size + size > self._max_size or batch.count + count > MAX_RECORDS
@@ -490,13 +570,13 @@ class Batcher:
         return batch
 
     def _seal_full(self, batch: Batch, now: float) -> bool:
-        """Seal the batch if it is full or due; whether it is sealed."""
+        """Seal the batch if it is full or due, and return whether it is sealed."""
         size = batch.size if batch.buffer is None else batch.size + batch.buffer.size
         if batch.sealed_at is None and (
             size > self._flush_size
             or batch.metadata_size > METADATA_FLUSH_BYTES
-            # Age counts here too: callers come while the worker that keeps the time waits for the
-            # lock (failure F32).
+            # Check the age here, too: callers may come while the worker that keeps the time
+            # waits for the lock (failure F32).
             or now >= batch.due_at
         ):
             batch.sealed_at = now
@@ -518,8 +598,11 @@ class Batcher:
         self.batches.append(batch)
 
     def _next_due_at(self, now: float) -> float:
-        """An interval from now; under a steady load one interval after the last was due: the wait
-        for the first call would add to every interval."""
+        """Return when a batch that is opened now is due: after one interval.
+
+        Under a steady load, it is one interval after the last batch was due. Otherwise the wait for
+        the first call would be added to every interval.
+        """
         last = self._last_due_at
         if last is not None and last <= now < last + self._flush_interval:
             return last + self._flush_interval

@@ -1,6 +1,7 @@
 """Handles: what ``produce()`` returns, with the methods of ``concurrent.futures.Future``.
 
-A batch has one :class:`Completion`, which all handles of its calls share.
+A batch has one :class:`Completion`. The handles of all calls in the batch share it, so setting an
+outcome costs the same for one call and for a thousand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """Where durable records are: the batch's sequence in the queue and its location."""
+    """Where durable records are.
+
+    Attributes:
+        sequence: The sequence of their batch in the queue.
+        location: The name of the batch's object.
+    """
 
     sequence: int
     location: str
@@ -40,20 +46,20 @@ class Completion:
         self.outcome: Durable | BaseException | None = None
 
     def complete(self, outcome: Durable | BaseException) -> None:
-        """Set the outcome and call the callbacks; only the first call counts."""
+        """Set the outcome and call the callbacks. Only the first call counts."""
         with self._condition:
             if self.outcome is not None:
                 return
             self.outcome = outcome
             self._condition.notify_all()
             callbacks, self._callbacks = self._callbacks, []
-        # This is a thread of the producer. sys.exit() in a callback would end that thread and not
-        # the process, and all other handles would wait for ever.
+        # This is a thread of the producer. If a callback called sys.exit(), it would end this
+        # thread instead of the process, and all other handles would wait forever.
         for callback in callbacks:
             _call(callback, BaseException)
 
     def add_callback(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` once the outcome is known, at once if it is already."""
+        """Call ``callback`` once the outcome is known, or at once if it is known already."""
         with self._condition:
             if self.outcome is None:
                 self._callbacks.append(callback)
@@ -62,7 +68,14 @@ class Completion:
 
     @locked
     def wait(self, timeout: float | None) -> None:
-        """Wait for the outcome, ``timeout`` seconds at most, and raise ``TimeoutError`` then."""
+        """Wait for the outcome.
+
+        Args:
+            timeout: Seconds; None waits without a limit.
+
+        Raises:
+            TimeoutError: There is no outcome yet.
+        """
         if not wait_for(self._runtime, self._condition, lambda: self.outcome, timeout):
             raise TimeoutError(
                 f"not durable after {timeout} s; the producer goes on trying: wait again"
@@ -80,32 +93,42 @@ Result = TypeVar("Result")
 
 
 class Handle(ABC, Generic[Result]):
-    """The methods of all handles, named as those of ``concurrent.futures.Future``. Thread-safe."""
+    """The methods of all handles, with the names of ``concurrent.futures.Future``. Thread-safe."""
 
     __slots__ = ()
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether the outcome is known: the records are durable, or were given up."""
+        """Return whether the outcome is known: the records are durable, or were given up."""
 
     @checked
     def result(self, timeout: float | None = None) -> Result:
-        """Block until the records are stored and queued, and return where they are.
+        """Wait until the records are durable, and return where they are.
 
         Args:
-            timeout: Seconds; None waits until the producer's delivery timeout.
+            timeout: Seconds. None waits for as long as the producer tries.
 
         Raises:
-            TimeoutError: Not yet; the producer goes on trying.
-            OpenDataBufferError: The records were given up; with ``CommitStateUnknown`` they may be
-                in the queue all the same.
+            TimeoutError: The records are not durable yet. The producer goes on trying.
+            CommitStateUnknown: The records were given up, but they may be in the queue.
+            OpenDataBufferError: The records were given up and are not in the queue.
         """
         self._wait(timeout)
         return self._result()
 
     @checked
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As :meth:`result`, but return the error, or None once the records are durable."""
+        """Wait like :meth:`result`, and return the error.
+
+        Args:
+            timeout: As for :meth:`result`.
+
+        Returns:
+            What :meth:`result` would raise; None if the records are durable.
+
+        Raises:
+            TimeoutError: There is no outcome yet.
+        """
         self._wait(timeout)
         try:
             self._result()
@@ -115,10 +138,10 @@ class Handle(ABC, Generic[Result]):
 
     @checked
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call ``callback(handle)`` once the outcome is known, at once if it is already.
+        """Call ``callback(handle)`` once the outcome is known, or at once if it already is.
 
-        It is called from a thread of the producer, which waits for it: it must not block, so
-        neither produce nor flush. What it raises is logged.
+        A thread of the producer calls it and waits for it. So it must not block, and must not call
+        ``produce()`` or ``flush()``. Its errors are logged.
         """
         self._when_done(partial(callback, self))
 
@@ -139,10 +162,10 @@ class Handle(ABC, Generic[Result]):
 
 
 class WriteHandle(Handle[Durable]):
-    """What ``produce()`` returns. ``await handle`` waits for durability in asyncio.
+    """What ``produce()`` returns. In asyncio, ``await handle`` waits until it is durable.
 
     Attributes:
-        ingestion_time_ms: The time recorded for the records, milliseconds since the Unix epoch.
+        ingestion_time_ms: The time recorded for the records, in milliseconds since the Unix epoch.
     """
 
     __slots__ = ("_completion", "ingestion_time_ms")
@@ -156,13 +179,14 @@ class WriteHandle(Handle[Durable]):
         return self._completion.outcome is not None
 
     def _wait(self, timeout: float | None) -> None:
-        if not self.done():  # without the lock, which a callback's thread need not take
+        # Without the lock, if possible: most callers wait for a handle that is done.
+        if not self.done():
             self._completion.wait(timeout)
 
     def _result(self) -> Durable:
         outcome = self._completion.outcome
         if isinstance(outcome, BaseException):
-            # All calls of a failed append share its error: a copy for each time it is raised.
+            # All calls of a failed append share the error, so each time a copy is raised.
             raise copied(outcome)
         assert outcome is not None
         return outcome
@@ -172,13 +196,13 @@ class WriteHandle(Handle[Durable]):
 
 
 class TopicHandle(Handle[dict[str, Durable]]):
-    """What ``produce()`` of a topic returns: its result has the place of each partition's part.
+    """What ``produce()`` of a topic returns. The result has one ``Durable`` per partition.
 
-    It is done when all parts are; if one was given up, :attr:`parts` shows which.
+    It is done when all parts are. If a part was given up, :attr:`parts` shows which one.
 
     Attributes:
         parts: The handle of each partition that got some of the records.
-        ingestion_time_ms: The earliest time recorded for them, milliseconds since the Unix
+        ingestion_time_ms: The earliest time recorded for them, in milliseconds since the Unix
             epoch; 0 for a call without records.
     """
 
@@ -186,7 +210,7 @@ class TopicHandle(Handle[dict[str, Durable]]):
 
     def __init__(self, parts: Mapping[str, WriteHandle], runtime: Runtime) -> None:
         self.parts = parts
-        self.ingestion_time_ms = min((each.ingestion_time_ms for each in parts.values()), default=0)
+        self.ingestion_time_ms = min((part.ingestion_time_ms for part in parts.values()), default=0)
         self._runtime = runtime
 
     def done(self) -> bool:
@@ -207,7 +231,8 @@ class TopicHandle(Handle[dict[str, Durable]]):
         ended = count(1)
 
         def one_ended() -> None:
-            if next(ended) == len(self.parts):  # next() is atomic
+            # next() is atomic, so only one part is the last one.
+            if next(ended) == len(self.parts):
                 callback()
 
         for part in self.parts.values():
@@ -215,7 +240,11 @@ class TopicHandle(Handle[dict[str, Durable]]):
 
 
 def wakeable() -> tuple[asyncio.Future[None], Callable[[], None]]:
-    """A future of the running event loop, and a function for any thread that sets its result."""
+    """Make a future that another thread can complete.
+
+    Returns:
+        A future of the running event loop, and a function that sets its result, for any thread.
+    """
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
@@ -224,8 +253,8 @@ def wakeable() -> tuple[asyncio.Future[None], Callable[[], None]]:
             future.set_result(None)
 
     def wake_from_thread() -> None:
-        # RuntimeError: the loop was closed meanwhile, so nothing waits for the future. A check
-        # of loop.is_closed() before the call would race with the closing.
+        # A RuntimeError means that the loop was closed, so nothing waits for the future. Checking
+        # loop.is_closed() before the call would race with the closing.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(wake)
 
