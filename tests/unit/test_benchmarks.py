@@ -6,6 +6,7 @@ Otherwise nobody would notice that a suite uses a function which the library no 
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -93,3 +94,15 @@ def test_modules_of_the_benchmarks_do_not_import_each_other_in_a_circle() -> Non
     }
     assert graph["benchmarks.peers"] >= {"benchmarks.kafka", "benchmarks.latency"}
     assert [*TopologicalSorter(graph).static_order()]
+
+
+def test_every_figure_names_its_commit_and_date() -> None:
+    figures = (ROOT / "benchmarks" / "FIGURES.md").read_text(encoding="utf-8")
+    rows = [line for line in figures.splitlines() if line.startswith("|")]
+    headings = [line for line in rows if line.endswith("| commit, date |")]
+    assert len(headings) >= 8
+    rest = [line for line in rows if line not in headings and not line.startswith("|---")]
+    assert len(rest) > 90
+    assert [
+        line for line in rest if not re.search(r"\| [0-9a-f]{8}, \d{4}-\d\d-\d\d \|$", line)
+    ] == []
