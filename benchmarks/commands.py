@@ -1,6 +1,6 @@
 """How long does a person wait for a command, or for an import?
 
-* :func:`queue_rows`: ``status`` and ``fsck`` over 50,000 batches, as processes, in seconds of CPU
+* :func:`rows`: ``status`` and ``fsck`` over 50,000 batches, as processes, in seconds of CPU
   time of the whole command. On an idle machine a person waits about as long. The store is a
   directory in the page cache.
 * :func:`start_rows`: an import and ``--help``, in seconds by the clock, medians of processes that

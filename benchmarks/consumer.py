@@ -315,7 +315,7 @@ def s3_rows() -> Iterator[Row]:
 
         ways = {"direct": partial(consume, True), "boto3": partial(consume, False)}
         times = in_turns(ways, S3_ROUNDS)
-    taken, base = (statistics.median(each_ms) for each_ms in times.values())
+    taken, base = (statistics.median(milliseconds) for milliseconds in times.values())
     saved = 1 - taken / base
     yield Row(
         f"CPU that direct reads save a consumer of {S3_OBJECTS:,} objects of 100 kB in S3",

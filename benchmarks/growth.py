@@ -89,7 +89,7 @@ class ListingStore(MemoryStore):
         self._keys: list[str] = []
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
-        """See :meth:`opendata_buffer.stores.List.list`."""
+        """See :meth:`opendata_buffer.stores.base.List.list`."""
         with self._lock:
             keys = self._keys = self._keys or sorted(self._objects)
             at = max(bisect_left(keys, prefix), bisect_right(keys, start_after))

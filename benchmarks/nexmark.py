@@ -313,7 +313,7 @@ def rows(spark: SparkSession, home: Path, address: str | None) -> Iterator[Row]:
             label: partial(sources.rate, stream, query) for label, stream in streams.items()
         }
         rates = in_turns(measures, ROUNDS)
-        found = {label: statistics.median(each_round) for label, each_round in rates.items()}
+        found = {label: statistics.median(rounds) for label, rounds in rates.items()}
         detail = ", ".join(f"{label} {rate:.3f} M events/s" for label, rate in found.items())
         ours = found.pop("ours")
         what = f"Nexmark {name}, {EVENTS:,} events"

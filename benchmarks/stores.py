@@ -27,7 +27,7 @@ from opendata_buffer.formats.batch import Compression, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.base import Delete, Put, Store
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tools.servers import VERSITYGW
@@ -107,15 +107,8 @@ class Requests:
 # ---- queues
 
 
-class Puts(Protocol):
+class Puts(Put, Delete, Protocol):
     """The operations of a store that filling a queue needs."""
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        """See :meth:`opendata_buffer.stores.Put.put`."""
-
-    def delete_many(self, keys: Iterable[str]) -> Sequence[object]:
-        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
