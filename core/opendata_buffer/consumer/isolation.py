@@ -1,18 +1,38 @@
-"""Which queued batches are delivered, each once: the one rule of all readers.
+"""Which queued batches are delivered, and when: the one rule of all readers.
 
-The names of batches have two kinds of identity, and each has its part of the rule:
+The problem: a writer may queue a batch twice, because it got no answer and could not know whether
+its append was applied. And the batches of a transaction lie between those of other writers, perhaps
+long before the entry that commits or aborts it. A reader has to deliver each batch once, and those
+of a transaction all or not at all.
 
-- ``app=<id>/batch=<n>/`` alone: written in one append, and repeated by a writer that could not
-  know whether it was applied. :class:`~.isolation.TransactionFilter` drops the repeat.
-- ``message=<uuid>/``: producer, clock and flags. :class:`~.messages.Sequencer` holds
-  back what is undecided, drops duplicates and what was rolled back, and releases a transaction at
-  its acknowledgement. An acknowledgement itself is never delivered.
+The idea: the name of a batch says who wrote it and in which order. So a reader needs only the
+names, never the objects, and two readers of one queue decide the same. There are three kinds of
+names:
 
-Batches with neither are delivered at once, each location once (:class:`Repeats`). An undecided
-transaction only holds up the batches of its own producer.
+- ``app=<id>/batch=<n>/``: the batches of a transaction that was written in one append. If its
+writer
+  repeats the append, :class:`~.isolation.TransactionFilter` drops the second one.
+- ``message=<uuid>/``: producer, clock and flags. :class:`~.messages.Sequencer` holds such a batch
+  back until its transaction is decided, and drops repeats and what was rolled back.
+- Other names have no identity. A batch is delivered at once, each location once (:class:`Repeats`).
 
-A reader acknowledges only what lies before :meth:`ReadCommitted.stable_end`. So the entries of open
-transactions are still in the manifest when they are decided (failure F38).
+For example, producers A and B write transactions, and C writes without one::
+
+    sequence    0    1    2    3           4    5
+    entry       A1   B1   C    A commits   C    B aborts
+    delivered             2    0           4
+
+An undecided transaction holds up the batches of its own producer only: 2 comes before 0.
+
+What can go wrong:
+
+- An entry leaves the manifest while its transaction is open, and is not there when it is committed.
+  So a reader acknowledges only what lies before :meth:`ReadCommitted.stable_end`, here 0 until A
+  commits and 1 until B aborts (failure F38).
+- Entries are lost, and with them perhaps the acknowledgement of a transaction. The reader says so
+  (:meth:`ReadCommitted.lost`), and open transactions that began there are given up.
+- The object of a batch is gone, and its writer repeats it. The reader says so
+  (:meth:`ReadCommitted.skip`), and the repeat is delivered.
 """
 
 from __future__ import annotations
@@ -96,13 +116,13 @@ class TransactionFilter:
 
     @checked
     def offer(self, sequence: int, location: str) -> bool:
-        """Whether to pass the entry (True) or to drop it as a repeat (False).
+        """Return whether to deliver the entry (True) or to drop it as a repeat (False).
 
-        Offer every entry in order of sequence. Otherwise call :meth:`skip` or :meth:`lost`: an
-        entry that is left out makes the rest of its transaction look like a repeat. Entries
-        without a transaction always pass.
+        Offer every entry in order of sequence, or call :meth:`skip` or :meth:`lost` for it. An
+        entry that is left out makes the rest of its transaction look like a repeat. Entries without
+        a transaction are always delivered.
         """
-        # Most names have neither; a trigger may have 100,000 of them.
+        # Most names have no identity, and a trigger may have 100,000 of them.
         named = parse_location(location, self._prefix) if "=" in location else None
         if named is None or named.txn is None or named.message is not None:
             # One append writes a transaction in adjacent entries. So an entry without a transaction
@@ -147,9 +167,9 @@ class TransactionFilter:
 
     @checked
     def lost(self, through: int) -> None:
-        """Sequences up to and including ``through`` are gone, and their names are unknown.
+        """Note that the sequences up to and including ``through`` are gone, with their names.
 
-        The next entry is passed even when it is of the same transaction as the last one before
+        The next entry is delivered even if it is of the same transaction as the last one before
         them: it is more likely the rest of that transaction than a repeat whose separator is gone.
         """
         if self._tail is not None and self._tail[2] < through:
@@ -181,7 +201,7 @@ class TransactionFilter:
         return self._tail == (txn.app, txn.batch, sequence - 1)
 
     def copy(self) -> TransactionFilter:
-        """An independent filter in the same state, to try a plan out."""
+        """Return an independent filter in the same state, to try a plan out."""
         other = TransactionFilter(self._prefix)
         other._high = dict(self._high)
         other._tail = self._tail
@@ -190,12 +210,12 @@ class TransactionFilter:
         return other
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as a value for JSON, keys in a fixed order.
+        """Return the state as a value for JSON, keys in a fixed order.
 
-        ``{"v": 1, "apps": {app: highest batch}, "tail": [app, sequence] or null}``; ``tail`` is
-        the last entry passed, if it had a transaction, with its batch if that is not the app's
-        highest. After skips there is also ``"missing": {app: [batch, ...]}``; and, once an app
-        was seen, ``"seen": {app: day of its newest batch, since the Unix epoch}``.
+        ``{"v": 1, "apps": {app: highest batch}, "tail": [app, sequence] or null}``; ``tail`` is the
+        last entry delivered, if it had a transaction, with its batch if that is not the app's
+        highest. After skips there is also ``"missing": {app: [batch, ...]}``; and, once an app was
+        seen, ``"seen": {app: day of its newest batch, since the Unix epoch}``.
         """
         state: dict[str, Any] = {"v": 1, "apps": dict(sorted(self._high.items()))}
         state["tail"] = None
@@ -211,7 +231,7 @@ class TransactionFilter:
     @classmethod
     @checked
     def from_dict(cls, state: Any, data_path_prefix: str) -> TransactionFilter:
-        """The filter that :meth:`to_dict` described.
+        """Return the filter that :meth:`to_dict` described.
 
         Raises:
             InvalidInput: Another program or a later version wrote it.
@@ -251,7 +271,10 @@ def _unreadable(state: object) -> errors.InvalidInput:
 
 
 def _expired(seen: dict[Key, int], known: Iterable[Key], now_ms: int, days: int) -> list[Key]:
-    """The names whose newest batch is older than so many days; those without an age get today's."""
+    """Return the names whose newest batch is older than ``days``.
+
+    A name whose age is not known gets today's.
+    """
     if not seen:
         return []
     today = min(now_ms // _DAY_MS, max(seen.values()))
@@ -259,7 +282,7 @@ def _expired(seen: dict[Key, int], known: Iterable[Key], now_ms: int, days: int)
 
 
 def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
-    """Whether an entry only decides others: it is offered, and its object is never read."""
+    """Return whether an entry only decides others. It is offered, and its object is never read."""
     parsed = parse_location(location, data_path_prefix)
     if parsed is None or parsed.message is None:
         return False
@@ -267,10 +290,10 @@ def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
 
 
 class ReadCommitted:
-    """Offer every entry in order; get the sequences that are to be delivered now.
+    """Decides what to deliver: offer it every entry in order, and deliver what it returns.
 
-    Not thread-safe. What it remembers grows with the apps and the producers that write: a
-    producer is forgotten at its final acknowledgement, the others by :meth:`prune`.
+    Not thread-safe. What it remembers grows with the apps and the producers that write: a producer
+    is forgotten at its final acknowledgement, the others by :meth:`prune`.
 
     Args:
         data_path_prefix: The queue's data prefix; batches elsewhere have no identity.
@@ -296,11 +319,16 @@ class ReadCommitted:
         self._queued: int | None = None  # sequence whose offer failed in the replay
 
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
-        """The sequences that are to be delivered now that this entry was seen, in order.
+        """Return the sequences to deliver now that this entry was seen, in order.
 
-        Offer every entry in order of sequence, or call :meth:`skip` or :meth:`lost`. ``replay``
-        gives earlier entries again, all in a range, never before :meth:`stable_end`. After an error
-        of it make the same call again to go on.
+        Offer every entry in order of sequence, or call :meth:`skip` or :meth:`lost` for it. After
+        an error of ``replay`` make the same call again to continue.
+
+        Args:
+            sequence: The entry's sequence.
+            location: The entry's location.
+            replay: Returns all earlier entries of a range again, never from before
+                :meth:`stable_end`.
         """
         if self._isolation == READ_UNCOMMITTED:
             return [] if is_acknowledgement(location, self._prefix) else [sequence]
@@ -344,14 +372,21 @@ class ReadCommitted:
         ]
 
     def stable_end(self, next_sequence: int) -> int:
-        """The first sequence that must not be acknowledged yet (Kafka's last stable offset):
-        ``next_sequence``, behind the last entry offered, where nothing is undecided."""
+        """Return the first sequence that must not be acknowledged yet.
+
+        Kafka calls it the last stable offset. It is ``next_sequence``, the one after the last entry
+        offered, if nothing is undecided.
+        """
         pending = None if self._sequencer is None else self._sequencer.pending_from()
         return next_sequence if pending is None else min(pending, next_sequence)
 
     def skip(self, sequence: int, location: str) -> None:
-        """Instead of :meth:`offer`, for an entry whose object is gone: its repeat counts
-        (:meth:`.TransactionFilter.skip`). ``InvalidInput`` for an acknowledgement, which has none.
+        """Note an entry whose object is gone, instead of :meth:`offer`: its repeat is delivered.
+
+        See :meth:`.TransactionFilter.skip`.
+
+        Raises:
+            InvalidInput: The entry is an acknowledgement, which needs no object.
         """
         if self._isolation == READ_UNCOMMITTED:
             return
@@ -363,8 +398,10 @@ class ReadCommitted:
         self._transactions.skip(sequence, location)
 
     def lost(self, through: int) -> None:
-        """Sequences up to and including ``through`` are gone, and their names are unknown: open
-        transactions are given up. Of one that goes on the rest is delivered when it is committed.
+        """Note that the sequences up to and including ``through`` are gone, with their names.
+
+        Open transactions are given up. If one continues, the rest of it is delivered when it is
+        committed.
         """
         if self._isolation == READ_UNCOMMITTED:
             return
@@ -373,8 +410,10 @@ class ReadCommitted:
             self._sequencer.drop_before(through + 1)
 
     def prune(self, now_ms: int) -> None:
-        """Forget apps and producers whose newest batch, by its ULID, is older than the horizon,
-        but for producers with an open transaction."""
+        """Forget apps and producers whose newest batch is older than the horizon, by its ULID.
+
+        Producers with an open transaction are kept.
+        """
         self._transactions.prune(now_ms)
         begins: dict[Hashable, int] = {_id(state): state.begin for state in self._producers()}
         for producer in _expired(self._seen, begins, now_ms, HORIZON_DAYS):
@@ -382,7 +421,7 @@ class ReadCommitted:
                 self._forget(producer)
 
     def copy(self) -> ReadCommitted:
-        """An independent one in the same state, to try a plan out."""
+        """Return an independent copy in the same state, to try a plan out."""
         other = type(self)(self._prefix, self._isolation)
         other._transactions = self._transactions.copy()
         other._sequencer = None if self._sequencer is None else self._sequencer.copy()
@@ -390,11 +429,11 @@ class ReadCommitted:
         return other
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as a value for JSON, keys in a fixed order; equal states give equal values.
+        """Return the state as a value for JSON; equal states give equal values.
 
-        That of :meth:`.TransactionFilter.to_dict` and, once there was a message, ``"producers":
-        {id in hex: [clock of the last committed message, sequence that its open transaction
-        begins at or -1, day of its newest batch since the Unix epoch]}``.
+        Keys have a fixed order. It is that of :meth:`.TransactionFilter.to_dict` and, once there
+        was a message, ``"producers": {id in hex: [clock of the last committed message, sequence
+        that its open transaction begins at or -1, day of its newest batch since the Unix epoch]}``.
         """
         state = self._transactions.to_dict()
         producers = {
@@ -409,8 +448,11 @@ class ReadCommitted:
     def from_dict(
         cls, state: Any, data_path_prefix: str, isolation: str = READ_COMMITTED
     ) -> ReadCommitted:
-        """What :meth:`to_dict` or :meth:`.TransactionFilter.to_dict` described; ``InvalidInput``
-        where another program or a later version wrote it."""
+        """Return what :meth:`to_dict` or :meth:`.TransactionFilter.to_dict` described.
+
+        Raises:
+            InvalidInput: Another program or a later version wrote it.
+        """
         made = cls(data_path_prefix, isolation)
         made._transactions = TransactionFilter.from_dict(state, data_path_prefix)
         states = []
@@ -479,22 +521,30 @@ def _nothing_known(error: errors.CorruptData, version: str) -> _Noted:
 
 def _hash(location: str) -> str:
     # 96 bits: among MOST_NOTED others a new location is taken for one of them once in 2^85 times.
-    # As the note has it: made of bytes anew they would be most of what an acknowledgement takes.
+    # Kept base64-encoded, as the note has it: encoding all of them on each acknowledgement would
+    # take most of its time.
     digest = blake2b(location.encode(errors="surrogatepass"), digest_size=12).digest()
     return b64encode(digest).decode()
 
 
 class Repeats:
-    """Tells which entries name a batch that was queued before: it is delivered once (failure F41).
+    """Tells which entries name a batch that was queued before: deliver it once (failure F41).
 
-    A v1 writer without an answer appends the same location again: later entries are repeats. Before
-    a consumer takes acknowledged entries out, it notes the last :data:`MOST_NOTED`, the sequence of
-    each by a hash of its location, in ``<prefix>/_acknowledged.json`` (decision 0034)::
+    A v1 writer without an answer appends the same location again; these later entries are repeats.
+    An entry that was acknowledged is no longer there to compare with. So before a consumer takes
+    acknowledged entries out, it notes the last :data:`MOST_NOTED`, the sequence of each by a hash
+    of its location, in ``<prefix>/_acknowledged.json`` (decision 0034)::
 
         {"version": 1, "queue": "01J5...", "batches": {"m3Xk...": 41, "Zc0u...": 42}}
 
-    Batches of transactions and messages are left out: their names show what repeats them. An empty
-    ``queue_id`` takes the note of whatever queue is there. Not thread-safe.
+    Batches of transactions and messages are left out: their names show what repeats them. Not
+    thread-safe.
+
+    Args:
+        store: The store of the queue.
+        config: The queue.
+        runtime: Clock and pauses.
+        queue_id: The queue's id; empty to take the note of whatever queue is there.
     """
 
     def __init__(
@@ -516,13 +566,16 @@ class Repeats:
         self._unnoted: deque[str] = deque()
 
     def load(self) -> None:
-        """Read what the consumers before this one have noted; raises what reading raises."""
+        """Read what the consumers before this one noted; raises what reading raises."""
         found = self._object.read()
         if isinstance(found, tuple) and self._queue_id in ("", found[0]):
             self._first = found[1] | self._first
 
     def first_of(self, entry: BatchDescriptor) -> int | None:
-        """The sequence that the next entry repeats, or None. Any may be again."""
+        """Return the sequence that the next entry repeats, or None.
+
+        May be asked again for any entry.
+        """
         if "=" in entry.location:  # most have none, and parsing takes longer than hashing
             named = parse_location(entry.location, self._prefix)
             if named is not None and (named.txn is not None or named.message is not None):
@@ -538,12 +591,12 @@ class Repeats:
         return None
 
     def described(self, entries: Iterable[BatchDescriptor]) -> list[BatchDescriptor]:
-        """The next entries, in order, with :attr:`.BatchDescriptor.repeats`."""
+        """Return the next entries, in order, with :attr:`.BatchDescriptor.repeats`."""
         found = ((each, self.first_of(each)) for each in entries)
         return [each if first is None else replace(each, repeats=first) for each, first in found]
 
     def forget(self, location: str) -> None:
-        """The batch is given up: should it be queued again, it is delivered."""
+        """Forget a batch that is given up: should it be queued again, it is delivered."""
         name = _hash(location)
         if self._first.pop(name, None) is not None and name in self._unnoted:
             self._unnoted.remove(name)
@@ -551,8 +604,11 @@ class Repeats:
     def note(self, before: int) -> None:
         """Note all described entries before a sequence; called before they leave the manifest.
 
-        Where writing it is not allowed, a warning says what follows. TransientStorageError where it
-        is not known to be stored: nothing may leave then.
+        If writing it is not allowed, a warning says what follows.
+
+        Raises:
+            TransientStorageError: It is not known to be stored. Nothing may leave the manifest
+                then.
         """
         due = list(takewhile(lambda name: self._first.get(name, 0) < before, self._unnoted))
         new = {name: self._first[name] for name in due if name in self._first}

@@ -22,7 +22,7 @@ FIRST_POLL_S, MOST_POLL_S = 0.1, 1.0
 
 
 class BatchLoop(Closeable):
-    """The ways to get the next batch, for consumers that say what is ready now."""
+    """The ways to get the next batch, for consumers that know what is ready now."""
 
     _runtime: Runtime
     _lock: Condition
@@ -36,11 +36,11 @@ class BatchLoop(Closeable):
 
     @abstractmethod
     def _next_now(self, *, arrow: bool) -> Any:
-        """The next batch, or None when none is ready."""
+        """Return the next batch, or None if none is ready."""
 
     @checked
     def next_batch(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
-        """The next batch, or None when none came in time.
+        """Return the next batch, or None if none came in time.
 
         After an error the next call tries the same batch again.
 
@@ -59,20 +59,25 @@ class BatchLoop(Closeable):
 
     @checked
     def next_arrow_batch(self, timeout: float | None = 0.0) -> ArrowBatch | None:
-        """As :meth:`next_batch`, with the records as an Arrow array, without an object for each."""
+        """Return the next batch with its records as an Arrow array, without an object for each.
+
+        Otherwise as :meth:`next_batch`.
+        """
         found: ArrowBatch | None = self._next_within(timeout, arrow=True)
         return found
 
     @checked
     async def next_batch_async(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
-        """As :meth:`next_batch`, without blocking the event loop. May be cancelled: the next call
-        gets the batch that was under way."""
-        import asyncio  # 20 ms that a query's start does not need
+        """Return the next batch as :meth:`next_batch`, without blocking the event loop.
+
+        May be cancelled: the next call gets the batch that was under way.
+        """
+        import asyncio  # Takes 20 ms, which a query's start does not need.
 
         until = None if timeout is None else self._runtime.monotonic() + timeout
         pause_s = FIRST_POLL_S
         while True:
-            if self._cancelled is not None:  # its batch comes before the next one
+            if self._cancelled is not None:  # Its batch comes before the next one.
                 await asyncio.wait([self._cancelled])
             call = asyncio.ensure_future(asyncio.to_thread(self._take, arrow=False))
             try:
@@ -88,13 +93,13 @@ class BatchLoop(Closeable):
             pause_s = min(2 * pause_s, MOST_POLL_S)
 
     def __iter__(self) -> Iterator[ConsumedBatch]:
-        """Batch after batch; it waits for the next one, and ends when the consumer is closed."""
+        """Yield batch after batch; waits for the next one, and ends when the consumer is closed."""
         with self._until_closed():
             while (batch := self.next_batch(None)) is not None:
                 yield batch
 
     async def __aiter__(self) -> AsyncIterator[ConsumedBatch]:
-        """As iteration, without blocking the event loop."""
+        """Yield batches as iteration does, without blocking the event loop."""
         with self._until_closed():
             while (batch := await self.next_batch_async(None)) is not None:
                 yield batch

@@ -1,7 +1,25 @@
-"""Positions in a queue: those that a program saves, and how far a consumer has come; pure.
+"""Positions in a queue: the ones that a program saves, and how far a consumer has come; pure.
 
-Where transactions are read, the acknowledgement of one releases all of its batches. So a position
-is a sequence, and a number of the batches that the next entry releases.
+The problem: a program saves with its results how far it has read. At its next start it must get
+every batch after that and none before. The number of the last entry is not enough. Transactions
+release batches late: an acknowledgement of a transaction releases all of its batches, and the
+program may stop in the middle of these. And batches of an open transaction lie before the position,
+and are delivered after it.
+
+The idea: a position is the last entry whose batches are all processed, the number of batches of the
+next entry that are processed too, and the state of the rule of transactions at that entry. For
+example, producer A writes 0 and 2, and commits with entry 3; entry 1 has no transaction::
+
+    entry       0    1    2    3
+    releases         1         0, 2
+
+    after batch 1 is processed     sequence 2, delivered 0, and A's transaction is open since 0
+    after batch 0 is processed     sequence 2, delivered 1
+    after batch 2 is processed     sequence 3, delivered 0
+
+What can go wrong: a reader that resumes needs the open transaction's entries again, from 0 on. So
+:attr:`QueueProgress.first_needed` says what must stay in the queue. Batches are processed in the
+order of delivery, and only the next one can be acknowledged: else a position would skip one.
 """
 
 from __future__ import annotations
@@ -23,21 +41,21 @@ _PLAIN = re.compile(r"(?:([^\s:{]+):)?([0-9]{1,20})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Everything of one queue up to here is processed.
+    """A place in one queue, up to which everything is processed.
 
-    A sequence alone says nothing about a queue that was deleted and made again at the same
-    place: its first batches would pass for read (failure F4). So save this, in the transaction
-    that writes the records, and start the next consumer with it. It pickles, and
-    ``Position.parse(str(position)) == position``. Where transactions are read it is a line of JSON,
+    A sequence alone does not show that a queue was deleted and made again at the same place: the
+    first batches of the new one would be taken for processed (failure F4). So save this, in the
+    transaction that writes the records, and start the next consumer with it. It pickles, and
+    ``Position.parse(str(position)) == position``. If transactions are read it is a line of JSON,
     otherwise::
 
         01JD5T4R3KXBMZ7QV9N2WG8Y00:41
 
     Attributes:
-        queue_id: Of the queue; empty for one whose owner marker has none.
-        sequence: Of the last entry of the manifest whose batches are all processed.
-        delivered: How many of the batches that the next entry releases are processed, too: the
-            end of a transaction releases all of its batches.
+        queue_id: The queue's id; empty for a queue whose owner marker has none.
+        sequence: The last entry of the manifest whose batches are all processed.
+        delivered: How many of the batches that the next entry releases are processed too: the end
+            of a transaction releases all of its batches.
         transactions: Writers and open transactions there, as :meth:`.ReadCommitted.to_dict`.
     """
 
@@ -65,7 +83,7 @@ class Position:
         """Read what ``str`` printed. A bare sequence is a position in whatever queue is there.
 
         Raises:
-            InvalidInput: It is no position.
+            InvalidInput: The text is not a position.
         """
         found = _PLAIN.fullmatch(text)
         if found is not None:
@@ -86,10 +104,12 @@ class Position:
 
     @classmethod
     def of(cls, given: Position | int | str) -> Position:
-        """A position from any of its forms; an int is a sequence in whatever queue is there.
+        """Return a position from any of its forms.
+
+        An int is a sequence in whatever queue is there.
 
         Raises:
-            InvalidInput: It is none.
+            InvalidInput: ``given`` is not a position.
         """
         if isinstance(given, Position):
             return given
@@ -122,7 +142,7 @@ class Cursors:
 
     @classmethod
     def at(cls, next_sequence: int) -> Cursors:
-        """A consumer that starts reading at ``next_sequence``."""
+        """Return the cursors of a consumer that starts reading at ``next_sequence``."""
         return cls(next_sequence, next_sequence, next_sequence)
 
     @property
@@ -194,11 +214,11 @@ class Cursors:
             cursors = cursors.ack(each)
 
     def dequeued(self) -> Cursors:
-        """All that is acknowledged has left the manifest."""
+        """Return the cursors after everything that is acknowledged has left the manifest."""
         return replace(self, next_dequeue=self.next_ack)
 
     def jump(self, next_sequence: int) -> Cursors:
-        """Go on at a later sequence because those before it are lost."""
+        """Return the cursors at a later sequence, because the entries before it are lost."""
         return Cursors(
             max(self.next_dequeue, next_sequence),
             max(self.next_ack, next_sequence),
@@ -256,9 +276,16 @@ class _Offered:
 
 
 class QueueProgress:
-    """The delivered, processed and needed entries of one queue, for a reader that follows
-    transactions, from ``start`` or a position on: one filter is at the entry that is offered next,
-    and one, whose state positions have, at the last processed entry. Not thread-safe.
+    """How far one queue is delivered and processed, for a reader that follows transactions.
+
+    One copy of the rule is at the entry that is offered next, and another at the last processed
+    entry; positions have the state of the second. Not thread-safe.
+
+    Args:
+        prefix: The queue's data prefix.
+        isolation: Which batches are delivered; see :class:`.ReadCommitted`.
+        start: The first sequence to be offered, without a position.
+        position: Where to resume; None to begin at ``start``.
     """
 
     def __init__(
@@ -287,14 +314,21 @@ class QueueProgress:
 
     @property
     def first_needed(self) -> int:
-        """The first sequence that a reader needs that resumes at :meth:`position`."""
+        """The first sequence that a reader needs which resumes at :meth:`position`."""
         return self._behind.stable_end(self._next_processed)
 
     def offer(
         self, sequence: int, location: str, replay: Replay, *, repeats: bool = False
     ) -> list[int]:
-        """The sequences to deliver once this next entry is known, in order; none of one that
-        ``repeats`` another. Entries missing before it are lost, those before the position ignored.
+        """Return the sequences to deliver now that this next entry is known, in order.
+
+        Entries that are missing before it count as lost, and those before the position are ignored.
+
+        Args:
+            sequence: The entry's sequence.
+            location: The entry's location.
+            replay: Returns earlier entries again; see :meth:`.ReadCommitted.offer`.
+            repeats: The entry repeats another, and is not delivered.
         """
         if sequence < self.next_offer:
             return []
@@ -311,7 +345,11 @@ class QueueProgress:
         return released[processed:]
 
     def ack(self, sequence: int, replay: Replay) -> None:
-        """Acknowledge the first delivered batch that is not processed; refuse any other one."""
+        """Acknowledge the first delivered batch that is not processed.
+
+        Raises:
+            InvalidInput: Another batch comes first.
+        """
         refused = f"cannot ack sequence {sequence} of {self._prefix}: "
         each = next((each for each in self._offered if not each.done), None)
         if each is None:
@@ -351,7 +389,7 @@ class QueueProgress:
         raise self._unknown(sequence)
 
     def position(self, queue_id: str) -> Position | None:
-        """Where to resume; None before the queue's first entry is processed."""
+        """Return where to resume; None before the queue's first entry is processed."""
         if not self._next_processed:
             return None
         # After a restart the entry may not be offered again yet.
@@ -359,7 +397,11 @@ class QueueProgress:
         return self._position(queue_id, self._next_processed - 1, processed, self._behind)
 
     def position_after(self, sequence: int, queue_id: str, replay: Replay) -> Position:
-        """Where to resume once this batch, and all delivered before it, are processed."""
+        """Return where to resume once this batch, and all delivered before it, are processed.
+
+        Raises:
+            InvalidInput: The batch was not delivered, or is acknowledged already.
+        """
         behind, last, found = self._behind.copy(), self._next_processed - 1, False
         for each in self._offered:
             if found and not each.done:

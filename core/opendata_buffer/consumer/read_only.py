@@ -1,8 +1,8 @@
 """Read a queue without consuming it: nothing is claimed, acknowledged, collected or written.
 
-Entries that were handed out here stay readable until the collector deletes their objects. Entries
-that the queue's consumer dequeues before are lost to this reader, which reports that as
-``DataLoss`` (failure F28).
+Entries that were handed out here stay readable until the collector deletes their objects. An entry
+that the queue's consumer dequeues first is lost to this reader, which reports that as ``DataLoss``
+(failure F28).
 """
 
 from __future__ import annotations
@@ -23,9 +23,16 @@ from opendata_buffer.stores.base import Store
 
 
 class ReadOnlyReader:
-    """The manifest of one queue, and a position in it that only this reader knows; making one costs
-    no request. Behind lost entries it goes on with a warning, or raises ``DataLoss`` with the
-    ``advice``, a sentence. Not thread-safe.
+    """The manifest of one queue, and a position in it that only this reader knows.
+
+    Making one makes no request. Not thread-safe.
+
+    Args:
+        config: The queue.
+        store: The opened store of the queue.
+        runtime: Clock and threads.
+        allow_data_loss: Skip lost entries with a warning, instead of raising ``DataLoss``.
+        advice: A sentence for the error about lost entries.
     """
 
     def __init__(
@@ -54,9 +61,12 @@ class ReadOnlyReader:
         self._view: Manifest | LogView | None = None
 
     def find(self) -> Manifest | None:
-        """The manifest as it is now; None where the queue was never created. ``QueueReset`` where
-        it vanished or went backwards, since the last read or by the owner marker, which is not read
-        with ``allow_data_loss``."""
+        """Return the manifest as it is now; None if the queue was never created.
+
+        Raises:
+            QueueReset: It vanished or went backwards since the last read; or, by the owner marker,
+                before that. With ``allow_data_loss`` the marker is not read.
+        """
         manifest = self._queue.read()
         if manifest is None and not self._marker_checked and not self._allow_data_loss:
             claim = check_owner(self.store, self.config, runtime=self.runtime)
@@ -67,10 +77,11 @@ class ReadOnlyReader:
         return manifest
 
     def view(self, needed: int | None = None) -> Manifest | LogView:
-        """The queue as it is now; of a log all that it keeps.
+        """Return the queue as it is now; of a log all that it keeps.
 
-        ``needed`` is the first sequence that is to be read; None the oldest. The index is read
-        behind the manifest, once and when that sequence is not in the manifest any more.
+        Args:
+            needed: The first sequence that is to be read; None for the oldest. The index of a log
+                is read after the manifest, once, and again if this sequence is not in the manifest.
         """
         manifest = self.find() or Manifest.empty()
         index = self._log.last_seen
@@ -81,15 +92,23 @@ class ReadOnlyReader:
         return self._view
 
     def manifest(self) -> Manifest:
-        """The manifest as it is now; ``InvalidInput`` where there is no queue."""
+        """Return the manifest as it is now.
+
+        Raises:
+            InvalidInput: There is no queue.
+        """
         manifest = self.find()
         if manifest is None:
             raise no_such_queue(self.store, self.config)
         return manifest
 
     def seek(self, sequence: int | None) -> None:
-        """Hand out entries from ``sequence`` on, or from the oldest. ``QueueReset`` where the queue
-        ends before, ``DataLoss`` where it begins behind."""
+        """Hand out entries from ``sequence`` on, or from the oldest.
+
+        Raises:
+            QueueReset: The queue ends before it.
+            DataLoss: The queue begins after it.
+        """
         manifest = self.view(sequence)
         begin = manifest.first_sequence if sequence is None else sequence
         if begin > manifest.next_sequence:
@@ -99,14 +118,14 @@ class ReadOnlyReader:
         self.next_sequence = manifest.next_sequence
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
-        """The next entries, at most ``max``, without repeats; fetches nothing."""
+        """Return the next entries, at most ``max``, without repeats; fetches nothing."""
         while entries := self.next_entries(max):
             if found := [each for each in entries if each.repeats is None]:
                 return found
         return []
 
     def next_entries(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
-        """The next entries, at most ``max``. Reads the manifest once and fetches nothing."""
+        """Return the next entries, at most ``max``, by one read of the manifest."""
         needed = None if self._cursors is None else self._cursors.next_hand_out
         manifest = self.view(needed)
         if self._repeats is None:
@@ -122,7 +141,11 @@ class ReadOnlyReader:
         return found
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
-        """Exactly the entries [begin, stop), from the manifest that was read last."""
+        """Return exactly the entries [begin, stop), from the manifest that was read last.
+
+        Raises:
+            DataLoss: Some of them were dequeued.
+        """
         manifest = self._view or Manifest.empty()
         if begin < manifest.first_sequence:
             raise DataLoss(self._queue.key, begin, manifest.first_sequence, self._cause)
@@ -150,7 +173,7 @@ class ReadOnlyReader:
         return count_between(begin, end, self._view)
 
     def close(self) -> None:
-        """Does nothing: this reader holds nothing."""
+        """Do nothing: this reader holds nothing."""
 
     def _check_data_loss(self, cursors: Cursors, manifest: Manifest | LogView) -> Cursors:
         return check_data_loss(
