@@ -43,8 +43,8 @@ from buffer_source.planner import (
     rate_limit,
 )
 from opendata_buffer import metrics
+from opendata_buffer.queue.hints import removed_before
 from opendata_buffer.queue.neighbours import TOPIC_KEY
-from opendata_buffer.queue.queue import removed_before
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store
 

@@ -35,8 +35,8 @@ from opendata_buffer.queue.log import (
     span_of_segment,
 )
 from opendata_buffer.queue.marker import OWNER_NAME, IndexMark, Watermark
+from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing
-from opendata_buffer.queue.queue import no_such_queue
 from opendata_buffer.queue.reader_positions import ReaderPosition, position_object, readers_folder
 from opendata_buffer.queue.sidecar import LARGEST
 from opendata_buffer.queue.unaccounted import OtherManifests

@@ -30,7 +30,7 @@ from opendata_buffer.consumer.batches import HasRecords
 from opendata_buffer.consumer.fetch import FetchHandle, ReadAhead, or_poison
 from opendata_buffer.consumer.opening import check_reader
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
-from opendata_buffer.queue.queue import require_queue
+from opendata_buffer.queue.not_found import require_queue
 from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

@@ -26,7 +26,7 @@ from opendata_buffer.cli.text import plural
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.framing import FRAMINGS
-from opendata_buffer.queue.queue import no_such_queue
+from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.runtime import Runtime
 
 POLL_S = 0.1  # seconds between two checks whether a broker still serves, or threads still work

@@ -35,8 +35,8 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, InvalidInput, OpenDataBufferError, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.framing import FRAMINGS, Framing
+from opendata_buffer.queue.hints import removed_before
 from opendata_buffer.queue.missing import look_for_missing
-from opendata_buffer.queue.queue import removed_before
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.topic.consumer import Written
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic

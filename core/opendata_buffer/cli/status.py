@@ -24,7 +24,8 @@ from opendata_buffer.formats import manifest as manifest_format
 from opendata_buffer.formats.batch import largest_object, open_batch, split_records
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.quarantine import metadata_json
-from opendata_buffer.queue.queue import fullness, no_such_queue
+from opendata_buffer.queue.not_found import no_such_queue
+from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import read_bytes
 

@@ -28,8 +28,9 @@ from opendata_buffer.queue.consumer_note import amend_consumer_info, write_consu
 from opendata_buffer.queue.hints import queue_hint, reset_command
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.marker import owner_key
+from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
-from opendata_buffer.queue.queue import OpenPause, Queue, no_such_queue
+from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store

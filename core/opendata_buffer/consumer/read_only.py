@@ -15,8 +15,9 @@ from opendata_buffer.consumer.position import Cursors
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import check_owner
-from opendata_buffer.queue.queue import Queue, no_such_queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.stored_manifest import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store

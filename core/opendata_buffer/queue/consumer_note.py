@@ -1,7 +1,7 @@
 """Note which consumer has a queue, so that an operator can find it.
 
 A queue has one consumer at a time. A new consumer raises the epoch in the manifest, and that fences
-the previous one. The manifest says only *that* somebody took over. To say *who* did, a consumer
+the previous one. The manifest says only *that* a consumer took over. To say *which* one, a consumer
 that claims a queue writes its host, process and program to ``<prefix>/_consumer.json``::
 
     {"version": 1, "epoch": 3, "host": "worker-7", "process": 4711, "program": "Spark",
@@ -74,7 +74,7 @@ class ConsumerInfo:
         host: Name of the host.
         process: Number of the process.
         program: The program, as operators know it, such as ``Spark``.
-        query: Id of the streaming query; empty if it is not known yet or there is none.
+        query: Id of the streaming query; empty if it is unknown or does not exist.
         since_ms: When it claimed the epoch, by its own clock, in milliseconds since the Unix epoch.
         ended_epoch: The last epoch whose consumer was closed without an error.
         others: Fields of later releases.
@@ -173,7 +173,7 @@ def amend_consumer_info(
 def read_consumer_info(
     store: CasStore, config: QueueConfig, runtime: Runtime
 ) -> ConsumerInfo | None:
-    """Return the note, or None if there is none.
+    """Return the note, or None if it does not exist.
 
     Raises:
         CorruptData: The note cannot be read.

@@ -66,3 +66,22 @@ def wrong_marker_hint(url: str, config: QueueConfig) -> str:
         " If nothing but a wrong option made its owner marker, 'opendata-buffer fsck "
         f"{hint} --repair' gives the prefix to this queue."
     )
+
+
+def removed_before(count: int, url: str, config: QueueConfig, who: str) -> str:
+    """Return a warning for a program that starts at the earliest, but not the first, batch.
+
+    Users who know Kafka expect that starting at the earliest position reads everything again.
+
+    Args:
+        count: Batches that left the queue before, in all partitions of a topic.
+        url: The URL of the store.
+        config: The queue, or one partition.
+        who: The program that starts to read, such as ``this query``.
+    """
+    what = "1 batch was" if count == 1 else f"{count} batches were"
+    return (
+        f"{what} read and removed before {who} and will not be read: reading a queue removes its "
+        "records. To keep them for other readers and for replays, make a log: 'opendata-buffer "
+        f"readers enable {topic_hint(url, config)} --retention 7d'"
+    )

@@ -34,7 +34,7 @@ there are entries in both places. No entry is ever in neither (failure F43).
 **Reading.** A reader reads the manifest first and the index second. Whatever left the manifest in
 between is then in the index (decision 0038). :class:`LogView` is the two of them together.
 
-**What can go wrong:**
+**Things that can go wrong:**
 
 * A client of v1 consumes the queue and knows nothing of the log. It removes entries from the
   manifest that were not moved yet. The index records them as lost, and readers learn which ones
@@ -414,7 +414,7 @@ class Log:
         config: The log's queue.
         runtime: Clock and sleep.
         queue_id: Id of the queue. An index of another queue is refused. Empty accepts any.
-        reader: Name of the reader to whom errors give advice; empty if there is none.
+        reader: Name of the reader to whom errors give advice; empty without one.
     """
 
     most_entries = 1_024
@@ -990,7 +990,7 @@ class LogView:
         A batch counts as written at the time of its latest record or of its name, whichever is
         earlier: a record may have any time. A batch that has only times ahead of now was written by
         a producer whose clock is wrong. It is older than the next batch in the log, so it counts as
-        that one does, and is kept while there is none (failure F50).
+        that one does, and is kept until a next one exists (failure F50).
 
         Args:
             time_ms: The retention keeps what was written since then, milliseconds since the Unix

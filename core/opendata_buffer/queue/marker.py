@@ -4,7 +4,7 @@ Two accidents would otherwise destroy a queue without an error:
 
 * **Two queues share a data prefix** (failure F7). The batches of one are not in the manifest of the
   other, so the other's collector would delete them.
-* **A manifest goes back** (failure F4): somebody deletes it, or restores an old copy. Sequences
+* **A manifest goes back** (failure F4): an operator deletes it, or restores an old copy. Sequences
   would start again at a lower number, and the positions that consumers have saved would hide new
   batches.
 
@@ -38,7 +38,7 @@ never runs ahead of it. A manifest that was restored from less than a minute ago
 accepted; that is the price for not writing two objects with each append.
 
 This module only describes the marker, and reads and writes it.
-:mod:`opendata_buffer.queue.ownership` decides who may claim a prefix.
+:mod:`opendata_buffer.queue.ownership` decides which program may claim a prefix.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Watermark:
     Attributes:
         next_sequence: The sequence that the next append gets.
         epoch: The consumer's epoch.
-        acked: The highest sequence that a consumer removed; None if there is none.
+        acked: The highest sequence that a consumer removed; None before any was removed.
         acked_location: Where the batch of that sequence was; empty if that is not known.
     """
 
@@ -241,7 +241,7 @@ class IndexMark:
         try:
             found = self._object.read()
         except errors.CorruptData:
-            return None  # Whoever claims the queue raises the error about its marker.
+            return None  # Claiming the queue raises this error.
         return found if isinstance(found, PrefixOwner) else None
 
     def note(self, queue_id: str, changes: int) -> None:

@@ -1,10 +1,19 @@
-"""Batches of a log whose objects are gone, and where a reader continues.
+"""Find batches of a log whose objects are gone, and the place where a reader can continue.
 
-A collector that knows no log deletes each batch that the manifest does not name, and so the batches
-of segments (failure F42). It deletes the oldest ones first. So a binary search over the sequences
-finds the first batch that is still there, with some twenty small requests in a million batches.
-Where objects in the middle were deleted, it finds one of the places from which on a batch is there;
-``fsck`` looks at each object.
+A garbage collector of v1 does not know logs. It deletes each batch that the manifest does not name,
+and after entries have moved into segments, the manifest does not name them any more (failure F42).
+The index of the log still does::
+
+    segment      0 to 1023     batches deleted
+    segment   1024 to 2047     batches up to 1158 deleted
+    manifest  2048 to 2300     all there
+
+The collector deletes the oldest batches first. So a binary search over the sequences finds the
+first batch that is still there, here 1159. It takes about twenty small requests for a million
+batches.
+
+If objects in the middle were deleted, the search finds one of several places from which a batch
+is there. ``fsck`` looks at every object.
 """
 
 from __future__ import annotations
@@ -24,8 +33,13 @@ from opendata_buffer.stores.base import exists
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Batches of a log that are gone: ``count`` of those from ``first`` up to, not including,
-    ``end``, which is the first one that can be read, or the end of the log."""
+    """A range of batches that are gone.
+
+    Attributes:
+        first: The first sequence that was looked for.
+        end: The first sequence after it that can be read, or the end of the log.
+        count: Number of batches that are gone.
+    """
 
     first: int
     end: int
@@ -40,7 +54,14 @@ class Missing:
 
 
 def find_missing(view: LogView, needed: int) -> Missing | None:
-    """Return the batches from ``needed`` on that are gone; None where that one can be read.
+    """Return the batches that are gone from a sequence on.
+
+    Args:
+        view: The log.
+        needed: The sequence that a reader needs.
+
+    Returns:
+        None if the batch of that sequence is there.
 
     Raises:
         CorruptData: A segment on the way cannot be read.
@@ -54,7 +75,7 @@ def find_missing(view: LogView, needed: int) -> Missing | None:
         middle = (low + high) // 2
         at = view.available_from(middle)
         if at >= high:
-            high = middle  # All from here to there was taken off the log.
+            high = middle  # Everything from here to there was removed from the log.
         elif _is_stored(view, at):
             high, found = middle, at
         else:
@@ -65,7 +86,15 @@ def find_missing(view: LogView, needed: int) -> Missing | None:
 def look_for_missing(
     store: CasStore, config: QueueConfig, runtime: Runtime, needed: int
 ) -> Missing | None:
-    """As :func:`find_missing`, in the log as it is now; None also where the queue is not a log."""
+    """Read the log as it is now, and return the batches that are gone from a sequence on.
+
+    Returns:
+        None if the batch of that sequence is there, or if the queue is not a log.
+
+    Raises:
+        CorruptData: The index or a segment cannot be read.
+        StorageError: The store did not answer.
+    """
     claim = check_owner(store, config, runtime=runtime)
     manifest = read_manifest(store, config, runtime) or Manifest.empty()
     log = Log(store, config, runtime, "" if claim is None else claim.queue_id)
@@ -74,7 +103,7 @@ def look_for_missing(
 
 
 def _is_stored(view: LogView, sequence: int) -> bool:
-    """Whether the object of a batch is there; nothing outside of the data prefix is read."""
+    """Return whether the object of a batch is there. Reads nothing outside the data prefix."""
     (entry,) = view.entries(sequence, 1)
     config = view.log.config
     confined = is_confined(entry.location, config.data_path_prefix)

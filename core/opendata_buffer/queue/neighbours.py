@@ -17,8 +17,8 @@ Before a new queue is created, its place is checked, because some places lead to
   ``p-00000-04pn`` to ``p-00000``.
 * **Next to partitions whose description is gone.** The topic must be repaired first (failure F4).
 
-A full name such as ``p-00000-04pn`` contains random letters, so nobody can guess it. A process that
-uses such a name has read it in the description.
+A full name such as ``p-00000-04pn`` contains random letters, so it cannot be guessed. A process
+that uses such a name has read it in the description.
 
 These checks cost a few small reads and one page of a listing, and only when a queue is created. A
 process that may not read outside its prefix gets no answer and is allowed to continue.

@@ -13,7 +13,7 @@ conditional writes, the prefix is not inside another queue
 (:mod:`opendata_buffer.queue.neighbours`), and no batch of another client lies there
 (:mod:`opendata_buffer.queue.unaccounted`). :func:`check_owner` is for programs that must not write.
 
-What can go wrong:
+Things that can go wrong:
 
 * Two programs claim a new prefix at the same time. The marker is created with a conditional write,
   the first one stays, and the other program goes by it. If both mean the same manifest, both
@@ -109,7 +109,7 @@ class QueueClaim:
         """Give the queue a new id, so that positions in the old queue are refused.
 
         Args:
-            manifest: The manifest from which the queue continues; None if there is none.
+            manifest: The manifest from which the queue continues; None if it does not exist.
 
         Returns:
             A claim with the new id. If two programs start over at once, both get the id of the
@@ -269,7 +269,7 @@ def claim_queue(
 ) -> QueueClaim:
     """Make the data prefix belong to the queue of this manifest. Safe to repeat.
 
-    Writes the marker if there is none, or if it has no grace period and one is given.
+    Writes a new marker, or adds a grace period to a marker without one.
 
     Args:
         store: Where the queue is.
@@ -368,7 +368,7 @@ def misplaced(
     """Return an error text if all batches of a queue are in a data prefix inside this one.
 
     Args:
-        manifest: The manifest; None if there is none.
+        manifest: The manifest; None if it does not exist.
         config: The queue, with the data prefix that may be wrong.
         url: The URL of the store.
         acked_location: Location of the last batch that left the queue, for an empty manifest.

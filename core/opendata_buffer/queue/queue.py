@@ -14,7 +14,7 @@ one. :class:`Queue` has one method for each of these changes (OpenData RFC 0001,
 Each change is a pure function from the manifest as it is to the manifest as it should be.
 :mod:`opendata_buffer.queue.cas` does the reading and writing.
 
-What can go wrong:
+Things that can go wrong:
 
 * **The answer to an append is lost.** Appending again would queue the batches twice. Every location
   is used only once, so the batches are searched for in the manifest that is read next (failures F1,
@@ -24,7 +24,7 @@ What can go wrong:
   acknowledgement and gets ``Fenced`` (failure F8).
 * **The manifest is gone, or went back.** Every read is compared with what this object and the owner
   marker have seen before (failure F4).
-* **The manifest grows without limit** because nobody consumes. Every append rewrites all of it, so
+* **The manifest grows without limit** because no consumer runs. Every append rewrites all of it, so
   appends are refused at ``max_manifest_bytes`` (failure F35). In a log, the oldest entries move
   into segments before that.
 * **A busy broker wins every race.** It writes from memory, while this process has to read first.
@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from opendata_buffer import errors, metrics, outcomes
-from opendata_buffer.config import PARTITION_NAME, QueueConfig
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import (
     SEALED_EPOCH,
     Manifest,
@@ -48,22 +48,17 @@ from opendata_buffer.formats.manifest import (
     check_transition,
     entry_bytes,
 )
-from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
-from opendata_buffer.queue.hints import queue_hint, topic_hint
 from opendata_buffer.queue.log import Log, LogIndex, LogView
 from opendata_buffer.queue.marker import Watermark
-from opendata_buffer.queue.neighbours import TOPIC_KEY, missing_topic_hint
-from opendata_buffer.queue.ownership import QueueClaim, check_owner
+from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.stored_manifest import (
     check_reached,
     check_resume,
     manifest_object,
-    read_manifest,
     vanished,
 )
 from opendata_buffer.runtime import Interval, Runtime
-from opendata_buffer.stores.base import Store, exists
 
 T = TypeVar("T")
 
@@ -317,7 +312,7 @@ class Queue:
             The sequence of the first entry, or what ``guard`` returned.
 
         Raises:
-            InvalidInput: There is no entry.
+            InvalidInput: ``entries`` is empty.
             QueueFull: The manifest has reached ``max_manifest_bytes``. Nothing was appended.
             Conflict: Every attempt lost its race until the deadline. Nothing was appended.
             Drained: The queue was sealed. Nothing was appended.
@@ -401,7 +396,7 @@ class Queue:
             self._long = self._move_at = int(Log.most_entries * (1 + self._runtime.random() / 2))
         if unmoved < self._move_at:
             return
-        # A writer that ends before its next append does not remove what it has moved.
+        # A writer that ends before its next append does not remove the entries that it has moved.
         index = self.shorten(
             self._found_log, manifest, leave=manifest.entry_count >= 2 * self._long
         )
@@ -694,72 +689,4 @@ def fullness(size: int, limit: int) -> str:
     return (
         f"the manifest is {state}: it has {share:.0%} of the {limit:,} bytes beyond which appends "
         "are refused. Start or speed up the consumer."
-    )
-
-
-def removed_before(count: int, url: str, config: QueueConfig, who: str) -> str:
-    """Return a warning for a program that starts at the earliest, but not the first, batch.
-
-    Users who know Kafka expect that starting at the earliest position reads everything again.
-
-    Args:
-        count: Batches that left the queue before, in all partitions of a topic.
-        url: The URL of the store.
-        config: The queue, or one partition.
-        who: The program that starts to read, such as ``this query``.
-    """
-    what = "1 batch was" if count == 1 else f"{count} batches were"
-    return (
-        f"{what} read and removed before {who} and will not be read: reading a queue removes its "
-        "records. To keep them for other readers and for replays, make a log: 'opendata-buffer "
-        f"readers enable {topic_hint(url, config)} --retention 7d'"
-    )
-
-
-def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
-    """Check that the queue exists, for a worker that must not create one at a mistyped path.
-
-    Raises:
-        InvalidInput: There is no queue.
-        QueueReset: There is a queue that has lost its manifest.
-        StorageError: The store did not answer.
-    """
-    if read_manifest(store, config, runtime) is None:
-        claim = check_owner(store, config, runtime=runtime)
-        if claim is None:
-            raise no_such_queue(store, config, creates=True)
-        claim.check(None)
-
-
-def no_such_queue(
-    store: Store, config: QueueConfig, *, creates: bool = False
-) -> errors.InvalidInput:
-    """Return the error of a program that found no manifest. It says what is there instead.
-
-    Args:
-        store: Where the program looked.
-        config: The queue that it looked for.
-        creates: Whether the caller has an option that creates a queue.
-    """
-    prefix = config.data_path_prefix
-    if exists(store, TOPIC_KEY):
-        root = QueueConfig(store=store.url, store_options=config.store_options)
-        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
-        if PARTITION_NAME.fullmatch(prefix) is None:
-            return errors.InvalidInput(
-                f"there is a topic at {store.url}, and one queue is needed: use TopicConsumer, "
-                f"or name a partition by data_path_prefix; {lists}"
-            )
-        return errors.InvalidInput(
-            f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
-        )
-    if lost := missing_topic_hint(store):
-        return errors.InvalidInput(lost)
-    hint = queue_hint(store.url, config)
-    if error := unaccounted.refusal(store, config, None, hint):
-        return error
-    create = ", or create it with create_if_missing=True" if creates else ""
-    return errors.InvalidInput(
-        f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "
-        f"first{create}, or name the right queue with data_path_prefix or manifest_path."
     )

@@ -21,10 +21,10 @@ positions are different objects, so the order of reads and writes matters (decis
   one has changed it. If a reader registered in between, the collector loses this race and starts
   again.
 
-What can go wrong:
+Things that can go wrong:
 
 * A position is missing although the index has the name, because ``readers delete`` was killed
-  between its two writes, or somebody deleted the object. Such a reader counts as being at the
+  between its two writes, or an operator deleted the object. Such a reader counts as being at the
   floor, and expires like any other (failure F44). See :func:`read_positions`.
 * A position is from a queue that was deleted and created again. Its ``queue`` is not the id of this
   queue, so it counts as missing.

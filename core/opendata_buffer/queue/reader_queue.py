@@ -23,7 +23,7 @@ An idle reader costs one conditional GET of the manifest for each poll. Once a m
 (:data:`CHECK_S`) it also reads the index and its position, and so learns that it was fenced,
 deleted, or has expired.
 
-What can go wrong:
+Things that can go wrong:
 
 * A second consumer starts under the same name. It raises the epoch, and the first one is fenced at
   its next acknowledgement.

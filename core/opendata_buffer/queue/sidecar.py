@@ -1,8 +1,9 @@
 """Encode and decode sidecars: the small versioned JSON objects next to a manifest.
 
 The formats of the manifest and of a batch belong to OpenData Buffer v1 and cannot hold anything
-more. Whatever else a queue has to remember, such as its owner, its consumer or its readers, is in a
-JSON object of its own. We call such an object a sidecar. This one names the consumer of a queue::
+more. Everything else that a queue has to remember, such as its owner, its consumer or its readers,
+is in a JSON object of its own. We call such an object a sidecar. This one names the consumer of a
+queue::
 
     {"version": 1, "epoch": 3, "host": "worker-7", "process": 4711, "program": "Spark",
      "query": "9f0c...", "since_ms": 1767225600000, "ended_epoch": 3}
@@ -26,7 +27,7 @@ A module that owns a sidecar describes it once, and converts between its fields 
     others = fields.others()                    # fields of later releases
     data = NOTE.encode({"epoch": epoch + 1, "host": host}, others)
 
-What can go wrong:
+Things that can go wrong:
 
 * The object has garbage in it, or is huge. It is limited in size before it is parsed, and an error
   shows only its first bytes.

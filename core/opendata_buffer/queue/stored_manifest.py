@@ -66,7 +66,7 @@ def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Man
     """Read the manifest of a queue once.
 
     Returns:
-        The manifest, or None if there is none.
+        The manifest, or None if it does not exist.
 
     Raises:
         CorruptManifest: It is damaged.
@@ -98,7 +98,7 @@ def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, ur
 
     Args:
         seen: The state that it had reached.
-        now: The manifest as it was just read; None if there is none.
+        now: The manifest as it was just read; None if it does not exist.
         config: The queue.
         url: The URL of the store.
 
@@ -139,7 +139,7 @@ def check_resume(
     """Check that a consumer can continue after the last batch that it acknowledged.
 
     Args:
-        now: The manifest as it was just read; None if there is none.
+        now: The manifest as it was just read; None if it does not exist.
         last_acked: The sequence of that batch.
         config: The queue.
         url: The URL of the store.

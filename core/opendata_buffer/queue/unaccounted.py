@@ -39,7 +39,7 @@ LISTED = 1_000
 
 
 def well_known(config: QueueConfig) -> tuple[str, ...]:
-    """Return the paths, other than the queue's own, at which clients keep a manifest."""
+    """Return the paths, except the queue's own, at which clients keep a manifest."""
     prefix = config.data_path_prefix
     beside = f"{prefix.rpartition('/')[0]}/manifest".lstrip("/")
     places = dict.fromkeys((DEFAULT_MANIFEST_PATH, beside, f"{prefix}/manifest"))
@@ -47,10 +47,14 @@ def well_known(config: QueueConfig) -> tuple[str, ...]:
 
 
 class OtherManifests:
-    """The manifests at the well-known places, each read again only after it has changed.
+    """The manifests at the well-known paths. Each is read again only after it has changed.
 
-    Costs one request for each place, at most three, and no body for a manifest that is the same as
-    before. Not thread-safe.
+    Costs one request for each path, at most three, and transfers only manifests that have changed.
+    Not thread-safe.
+
+    Args:
+        store: Where the queue is.
+        config: The queue.
     """
 
     def __init__(self, store: Get, config: QueueConfig) -> None:
@@ -61,7 +65,7 @@ class OtherManifests:
         )
 
     def naming(self) -> str | None:
-        """Return the path of one that names a batch in the data prefix; None if none does.
+        """Return the path of a manifest that names a batch in the data prefix, or None.
 
         Raises:
             TransientStorageError: The store did not answer.
@@ -98,7 +102,13 @@ def _names_batch_in(raw: bytes, prefix: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches that a listing found: how many, whether there are more, and the first one."""
+    """The batches that a listing found.
+
+    Attributes:
+        count: Number of batches.
+        more: Whether there may be more.
+        example: Location of the first one; empty without batches.
+    """
 
     count: int = 0
     more: bool = False
@@ -177,13 +187,14 @@ def _seen(batches: Batches, config: QueueConfig) -> str:
 def hold_reason(
     config: QueueConfig, manifest: Manifest, batches: Batches, other: str | None
 ) -> str | None:
-    """Return why none of the batches that the manifest does not name may be deleted, or None; pure.
+    """Return why batches that the manifest does not name must not be deleted, or None. Pure.
 
     Args:
-        config: The queue's data prefix and manifest.
+        config: The data prefix and the manifest of the queue.
         manifest: The manifest at the queue's path.
         batches: The batches that it does not name and that are older than the grace period.
-        other: Another manifest that names batches in the prefix, by :class:`OtherManifests`.
+        other: The path of another manifest that names batches in the prefix: see
+            :class:`OtherManifests`.
     """
     prefix = config.data_path_prefix
     if not batches.count or PARTITION_NAME.fullmatch(prefix):

@@ -24,8 +24,8 @@ from opendata_buffer.errors import InvalidInput, PermanentStorageError, PrefixCo
 from opendata_buffer.formats.batch import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.queue.not_found import require_queue
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
-from opendata_buffer.queue.queue import require_queue
 from opendata_buffer.queue.unaccounted import OtherManifests, well_known
 from opendata_buffer.stores.base import Blob, Listing, read_bytes
 from opendata_buffer.stores.memory import MemoryStore

@@ -1,0 +1,66 @@
+"""Say why there is no queue where a program looked for one, and what is there instead.
+
+Most often the data prefix or the manifest path is mistyped, the queue is a partition of a topic, or
+it was never created. The error names the nearest thing that exists, and the setting to change.
+"""
+
+from __future__ import annotations
+
+from opendata_buffer import errors
+from opendata_buffer.config import PARTITION_NAME, QueueConfig
+from opendata_buffer.queue import unaccounted
+from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.neighbours import TOPIC_KEY, missing_topic_hint
+from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.stored_manifest import read_manifest
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store, exists
+
+
+def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
+    """Check that the queue exists, for a worker that must not create one at a mistyped path.
+
+    Raises:
+        InvalidInput: There is no queue.
+        QueueReset: There is a queue that has lost its manifest.
+        StorageError: The store did not answer.
+    """
+    if read_manifest(store, config, runtime) is None:
+        claim = check_owner(store, config, runtime=runtime)
+        if claim is None:
+            raise no_such_queue(store, config, creates=True)
+        claim.check(None)
+
+
+def no_such_queue(
+    store: Store, config: QueueConfig, *, creates: bool = False
+) -> errors.InvalidInput:
+    """Return the error of a program that found no manifest. It says what is there instead.
+
+    Args:
+        store: Where the program looked.
+        config: The queue that it looked for.
+        creates: Whether the caller has an option that creates a queue.
+    """
+    prefix = config.data_path_prefix
+    if exists(store, TOPIC_KEY):
+        root = QueueConfig(store=store.url, store_options=config.store_options)
+        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
+        if PARTITION_NAME.fullmatch(prefix) is None:
+            return errors.InvalidInput(
+                f"there is a topic at {store.url}, and one queue is needed: use TopicConsumer, "
+                f"or name a partition by data_path_prefix; {lists}"
+            )
+        return errors.InvalidInput(
+            f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
+        )
+    if lost := missing_topic_hint(store):
+        return errors.InvalidInput(lost)
+    hint = queue_hint(store.url, config)
+    if error := unaccounted.refusal(store, config, None, hint):
+        return error
+    create = ", or create it with create_if_missing=True" if creates else ""
+    return errors.InvalidInput(
+        f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "
+        f"first{create}, or name the right queue with data_path_prefix or manifest_path."
+    )
