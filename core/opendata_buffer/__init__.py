@@ -29,9 +29,9 @@ from opendata_buffer.errors import *  # noqa: F403  (its __all__, here and below
 if TYPE_CHECKING:
     from opendata_buffer.assembly.consumer import Consumer as Consumer
     from opendata_buffer.assembly.producer import Producer as Producer
-    from opendata_buffer.assembly.topic import Publisher as Publisher
-    from opendata_buffer.assembly.topic import TopicConsumer as TopicConsumer
-    from opendata_buffer.assembly.topic import TopicProducer as TopicProducer
+    from opendata_buffer.assembly.publisher import Publisher as Publisher
+    from opendata_buffer.assembly.topic_consumer import TopicConsumer as TopicConsumer
+    from opendata_buffer.assembly.topic_producer import TopicProducer as TopicProducer
     from opendata_buffer.broker.worker import ClaimedBatch as ClaimedBatch
     from opendata_buffer.broker.worker import Worker as Worker
     from opendata_buffer.config import ConsumerConfig as ConsumerConfig
@@ -68,7 +68,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "assembly.consumer": ["Consumer"],
     "assembly.producer": ["Producer"],
-    "assembly.topic": ["Publisher", "TopicConsumer", "TopicProducer"],
+    "assembly.publisher": ["Publisher"],
+    "assembly.topic_consumer": ["TopicConsumer"],
+    "assembly.topic_producer": ["TopicProducer"],
     "broker.worker": ["ClaimedBatch", "Worker"],
     "config": [
         "ConsumerConfig",

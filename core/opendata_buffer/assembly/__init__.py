@@ -5,7 +5,7 @@ pause while it changes the manifest. But the broker is built from producers, con
 so their packages lie below it and may not import it. This package lies above all of them, and
 joins the two::
 
-    opendata_buffer.Producer             what a program imports
+    opendata_buffer.Producer             the public name
         |
     assembly.producer.Producer           chooses: this process, or its broker
         |                  \\
@@ -18,9 +18,9 @@ A class below that needs a broker has one method that names its default, such as
 here overrides that method, and nothing else. A caller can also pass ``open_committer`` or
 ``open_pause`` itself, as tests do.
 
-The classes stand in three modules, because each of them loads what it is made of, and a program
-that only produces should not load a consumer. Nothing here imports the broker before one is
-needed, because it loads an HTTP server and an event loop.
+Each class has a module of its own, so that a program that only produces loads no consumer. And
+nothing here imports the broker before one is needed, because it loads an HTTP server and an event
+loop.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.assembly.consumer import Consumer
-from opendata_buffer.assembly.topic import TopicConsumer
+from opendata_buffer.assembly.topic_consumer import TopicConsumer
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure, print_summary
 from opendata_buffer.cli.options import LONG_MS, SOON_MS, command

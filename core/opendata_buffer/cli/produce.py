@@ -18,7 +18,7 @@ import click
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.assembly.producer import Producer
-from opendata_buffer.assembly.topic import TopicProducer
+from opendata_buffer.assembly.topic_producer import TopicProducer
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure, print_summary
 from opendata_buffer.cli.options import LONG_MS, command

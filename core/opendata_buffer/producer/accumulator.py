@@ -1,4 +1,4 @@
-"""What a producer has accepted, until its outcome is known: one lock for all threads.
+"""The state of a producer: accepted records until their outcome, under one lock.
 
 **The problem.** Four kinds of threads share a producer: callers, which add records; workers, which
 upload batches and set outcomes; the appender; and whoever flushes or closes. The memory has a
@@ -6,7 +6,7 @@ limit, deadlines must hold, and a caller can be interrupted between any two step
 
 **The idea.** The :class:`Accumulator` has the whole state and one lock, and does no IO. The threads
 of the :class:`.Sender` ask it for their next task, do it without the lock, and report back. Three
-parts that know no threads decide what is next: the :class:`.Batcher` collects calls into batches,
+parts that know no threads choose the next task: the :class:`.Batcher` collects calls into batches,
 :class:`.OrderedUploads` keeps the order, and the accumulator itself counts bytes and threads.
 
 **An example.** The way of one batch::
@@ -197,7 +197,7 @@ class Accumulator:
 
     @locked
     def begin_closing(self) -> list[Callable[[], None]]:
-        """Accept nothing more, and complete what is there.
+        """Accept nothing more, and complete the batches that were accepted.
 
         Returns:
             Callbacks of :meth:`accept_now`, to be called without the lock.
@@ -209,7 +209,7 @@ class Accumulator:
 
     @locked
     def abandon(self, error: BaseException) -> None:
-        """Fail everything without an outcome at once. What is being appended is unknown."""
+        """Fail every batch without an outcome at once; those being appended are unknown."""
         self._abandoned = error
         self._condition.notify_all()
 

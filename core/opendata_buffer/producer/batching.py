@@ -84,10 +84,10 @@ _PREFIX = 4
 _BYTES = {bytes}
 
 Entries: TypeAlias = Sequence[bytes | bytearray | memoryview] | pa.Array | pa.ChunkedArray
-"""What one call produces: bytes-like objects, or an Arrow column of binary or string type."""
+"""The records of one call: bytes-like objects, or an Arrow column of binary or string type."""
 
 Item = bytes | tuple[bytes | memoryview, int]
-"""What one call adds to a buffer: a record, or a piece.
+"""A record or a piece, which one call adds to a buffer.
 
 A piece is several records, encoded as part of a record block, and their number.
 """
@@ -314,7 +314,7 @@ class Batch:
             separator before the first one of an app.
         transaction: The identity that its name carries.
         message: The message that it is.
-        parts: What it consists of, in produce order, until it is encoded. A separator has none.
+        parts: Its requests and buffers, in produce order, until it is encoded. None in a separator.
         buffer: The last part, while it is open.
         size: Bytes of its records in a block, at most.
         metadata_size: Bytes that its ranges take in the manifest, at most.
@@ -554,7 +554,7 @@ class Batcher:
         return self.batches.popleft()
 
     def _close_buffer(self) -> None:
-        """Make callers take the lock, and count what is in the buffer."""
+        """Make callers take the lock, and count the items in the buffer."""
         self.buffer = CLOSED
         if self.batches:
             self.batches[-1].close_buffer()

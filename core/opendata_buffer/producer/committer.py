@@ -1,4 +1,4 @@
-"""What appends batches to a queue: the interface of a committer.
+"""The interface of a committer, which appends batches to a queue.
 
 A producer uploads a batch as an object, and then a committer puts the object's name into the
 manifest. There are two: :class:`.GroupCommitter` writes the manifest itself, and

@@ -1,7 +1,7 @@
 """How the writers of one manifest take turns.
 
 **The problem.** Several processes append to one manifest by compare-and-swap: read it, add
-entries, write it if nobody else wrote in between. The winner of a race knows the new version,
+entries, write it if no other process wrote in between. The winner of a race knows the new version,
 because it wrote it. It can write again at once, while the losers must read first. So one busy
 writer would win every race, and the others would wait forever.
 
@@ -14,8 +14,8 @@ A writer that lost a race does not pause longer, it tries again soon, beginning 
 
 **An example.** Three processes share a manifest, and a cycle takes 60 ms. Each of them pauses for
 about 2 x 1.5 x 60 = 180 ms after its write. In this time both others read and write, and each
-process writes every 240 ms. What a process produces during its pause goes into its next write, so
-throughput does not suffer.
+process writes every 240 ms. Records that a process produces during its pause go into its next
+write, so throughput does not suffer.
 
 **How a writer knows the others** (decision 0017):
 

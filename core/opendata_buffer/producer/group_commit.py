@@ -124,8 +124,8 @@ class GroupCommitter(Committer):
         pause = self._fairness.pause(self._runtime.monotonic())
         if self._paced is None:
             return pause
-        # A store that limits the rate of writes makes a pause, too. What arrives meanwhile goes
-        # into the next write.
+        # A store that limits the rate of writes makes a pause, too. Requests that arrive
+        # meanwhile go into the next write.
         return max(pause, self._paced.write_due(self._queue.key))
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:

@@ -1,4 +1,4 @@
-"""What happens to producers when their process is forked or ends.
+"""The end of a process, and its fork, as producers see them.
 
 A forked child has a copy of each producer, but none of its threads. So its producers refuse calls.
 A process that ends has records in memory if its producers were not closed. So they are closed
@@ -57,7 +57,7 @@ def _close_at_exit() -> None:
             sender.accumulator.check()
         except KeyboardInterrupt:
             held = sender.accumulator.held_bytes()
-            log.error("interrupted: what was produced is not durable, about %d bytes", held)
+            log.error("interrupted: about %d bytes of produced records are not durable", held)
             return
         except Exception:
             log.exception("closing the producer failed")

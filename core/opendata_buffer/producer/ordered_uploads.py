@@ -74,7 +74,7 @@ class OrderedUploads:
         self.first_failure: BaseException | None = None
 
     def set_limits(self, grace_ms: int, append_limit: float) -> None:
-        """Set what is known once the queue is claimed.
+        """Set the limits that are known once the queue is claimed.
 
         Args:
             grace_ms: The queue's grace period, in milliseconds.
@@ -188,7 +188,7 @@ class OrderedUploads:
                 is_later = is_later or batch is first
 
     def expire(self, now: float) -> None:
-        """Fail what is past its deadline."""
+        """Fail the batches that are past their deadline."""
         if self._group and now >= self._group_limit:
             self._fail_group_as_unknown(f"no answer in {self._append_limit:g} s")
         while (head := self._head()) is not None and head.deadline <= now:

@@ -360,8 +360,8 @@ class Producer(Closeable):
         """Flush, then end the threads.
 
         A second call does nothing, and neither does a call in a forked child. If the call is
-        interrupted (Ctrl-C), the threads upload and append what was accepted, and then end. Call it
-        again to wait for them.
+        interrupted (Ctrl-C), the threads upload and append the accepted records, and then end.
+        Call it again to wait for them.
 
         Args:
             timeout: Seconds until everything that is not durable is given up: its handles raise

@@ -5,7 +5,7 @@ milliseconds for each request. So calls fill a buffer, and threads do the rest. 
 to keep the order of the calls, although uploads finish in any order; give every call an outcome,
 however the store fails; and use several connections, but only while there is work for them.
 
-**The idea.** The :class:`.Accumulator` knows what has to be done and does no IO. It gives work to
+**The idea.** The :class:`.Accumulator` knows the next tasks and does no IO. It gives work to
 two kinds of threads, which report back to it::
 
     produce() ---> Accumulator ---> workers: encode, upload ---> appender: append
@@ -30,7 +30,7 @@ the order of their calls.
 * *An append lands so late that the collector may have deleted the object.* The object is written
   again, and the handle raises ``CommitStateUnknown`` (failure F5).
 * *A store raises something unexpected.* It becomes the outcome of the batches concerned, so that
-  no thread dies and nobody waits forever (failure F29).
+  no thread dies and no caller waits forever (failure F29).
 * *No thread can be started.* The existing workers do everything.
 """
 
@@ -53,7 +53,7 @@ from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
 delivery_log = logging.getLogger("opendata_buffer.producer.delivery")
-"""What becomes of batches. Commands silence it, because they report this themselves."""
+"""The outcomes of batches. Commands silence it, because they report these themselves."""
 
 RETRY_PAUSE_S = 0.25
 """Seconds between two appends that the queue gave up, each after a backoff of its own."""
@@ -314,5 +314,5 @@ def _for_handles(error: BaseException) -> BaseException:
     if isinstance(error, Exception):
         return error
     return errors.PermanentStorageError(
-        f"the store raised {error!r}, which is no error of a store's"
+        f"the store raised {error!r}, which is not an error of a store"
     )

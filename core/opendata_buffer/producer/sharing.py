@@ -52,7 +52,7 @@ def share(
     Args:
         shared: The committers by key; a new one is added.
         key: See :func:`committer_key`.
-        make: Makes a committer. Its argument is what the committer calls when it ends.
+        make: Makes a committer. Its argument is a function that the committer calls when it ends.
 
     Raises:
         OpenDataBufferError: A new committer could not begin.
