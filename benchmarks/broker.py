@@ -40,13 +40,12 @@ from opendata_buffer.broker.client import DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import (
-    NONCE_BYTES,
     VALID_MS,
     ClientEnd,
-    KeyPair,
     append_body,
     write_proof_folder,
 )
+from opendata_buffer.broker.tls import client_context
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
 from opendata_buffer.formats.batch import Compression, batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
@@ -453,8 +452,7 @@ class _Client:
         self._end = ClientEnd(
             broker_record.secret,
             broker_record.term,
-            KeyPair.of(secrets.token_bytes(NONCE_BYTES)),
-            broker_record.share,
+            broker_record.certificate,
         )
         self._clock: Any = None
         self._number = 0
@@ -464,14 +462,15 @@ class _Client:
 
     async def open(self) -> None:
         """Connect, and prove the permission to write."""
-        address = f"ws://{self._broker_record.address}/"
-        self._socket = await connect(address, compression=None, proxy=None, ping_interval=None)
+        address = f"wss://{self._broker_record.address}/"
+        self._socket = await connect(
+            address, ssl=client_context(), compression=None, proxy=None, ping_interval=None
+        )
         await self._socket.send(self._end.prove(await self._message()))
-        self._end.finish(await self._message())
         key = write_proof_folder("ingest/manifest") + self._end.proof_name
         self._store.put(key, self._end.write_proof())
-        await self._socket.send(self._end.seal({"op": "written", "n": 0}))
-        self._clock = self._end.open(await self._message())["clock"]
+        await self._socket.send(self._end.encode({"op": "written", "n": 0}))
+        self._clock = self._end.decode(await self._message())["clock"]
         self._reader = asyncio.create_task(self._read())
 
     async def run(self, load: Load, appended: Appended, next_location: Callable[[], str]) -> None:
@@ -498,13 +497,13 @@ class _Client:
         body = append_body(self._number, [NewEntry(location)], self._clock, VALID_MS, None)
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[self._number] = answer
-        await self._socket.send(self._end.seal(body))
+        await self._socket.send(self._end.encode(body))
         return await answer
 
     async def _read(self) -> None:
         try:
             while True:
-                body = self._end.open(await self._message())
+                body = self._end.decode(await self._message())
                 self._clock = body["clock"]
                 self._waiting.pop(body["n"]).set_result(body)
         except ConnectionClosed:

@@ -25,6 +25,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from opendata_buffer.broker.client import ChannelClosed, DiscoveryRecord, Lease
 from opendata_buffer.broker.network import MAX_CLIENTS, WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, ClientEnd, append_body, write_proof_folder
+from opendata_buffer.broker.tls import client_context
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -33,7 +34,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.open import open_store
-from tests.unit.broker.local import KEYS, eventually
+from tests.unit.broker.local import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -299,15 +300,15 @@ class Client:
     @classmethod
     async def connected(cls, announced: DiscoveryRecord, home: Path) -> Client:
         socket = await connect(
-            f"ws://{announced.address}/",
+            f"wss://{announced.address}/",
+            ssl=client_context(),
             compression=None,
             ping_interval=None,
             proxy=None,
             open_timeout=60,
         )
-        end = ClientEnd(announced.secret, announced.term, KEYS, announced.share)
+        end = ClientEnd(announced.secret, announced.term, announced.certificate)
         await socket.send(end.prove(await socket.recv(decode=False)))
-        end.finish(await socket.recv(decode=False))
         client = cls(socket, end)
         LocalStore(home).put(
             write_proof_folder("ingest/manifest") + end.proof_name, end.write_proof()
@@ -316,8 +317,8 @@ class Client:
         return client
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        await self.socket.send(self.end.seal(body))
-        answer = self.end.open(await asyncio.wait_for(self.socket.recv(decode=False), 60))
+        await self.socket.send(self.end.encode(body))
+        answer = self.end.decode(await asyncio.wait_for(self.socket.recv(decode=False), 60))
         self.clock = answer["clock"]
         return answer
 
@@ -366,7 +367,7 @@ async def everybody(announced: DiscoveryRecord, pid: int, home: Path) -> None:
     for client in unread:
         client.socket.transport.pause_reading()
         for _ in range(50):
-            await client.socket.send(client.end.seal({"op": "stats"}))
+            await client.socket.send(client.end.encode({"op": "stats"}))
     # Strangers that send a byte now and then.
     slow = [await asyncio.open_connection(host, int(port)) for _ in range(odd)]
     for _, writer in slow:

@@ -14,7 +14,6 @@ as by the kernel that survives it; a paused process's accepts and says nothing.
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from itertools import islice
 
@@ -27,7 +26,7 @@ from opendata_buffer.broker.client import (
     DiscoveryRecord,
 )
 from opendata_buffer.broker.network import new_broker_end
-from opendata_buffer.broker.protocol import NONCE_BYTES, ProtocolError
+from opendata_buffer.broker.protocol import ProtocolError
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 
 
@@ -111,8 +110,7 @@ class ProcessNetwork:
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
         channel = self._network.open_channel(self._process, broker_record, CONNECT_S)
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        return Connection(channel, broker_record, self._process, nonce)
+        return Connection(channel, broker_record, self._process)
 
     def listen(self) -> SimPort:
         return self._network.listen(self._process)
@@ -218,7 +216,7 @@ class SimPort:
         def send(body: dict[str, object]) -> None:
             with order:
                 try:
-                    channel.send(end.seal(body))
+                    channel.send(end.encode(body))
                 except ChannelClosed:
                     channel.close()
 
@@ -227,7 +225,7 @@ class SimPort:
             channel.send(end.hello())
             prove = channel.receive(2.0)
             if prove is not None:
-                channel.send(session.welcome(prove))
+                session.admit(prove)
                 while (message := channel.receive(None)) is not None:
                     session.received(message)
         except (ChannelClosed, ProtocolError):

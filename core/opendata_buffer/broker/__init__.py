@@ -5,7 +5,8 @@ them for all producers with one compare-and-swap at a time and answers after tha
 also hands batches to workers. The broker keeps nothing that storage does not have: when brokers
 die, double or pause, the compare-and-swap on the manifest decides.
 
-``protocol``          handshake, signed messages, and the proof of the right to write
+``protocol``          handshake, messages, and the proof of the right to write
+``tls``               TLS for both ends, and the broker's certificate
 ``network``           WebSockets of clients, and the port of a broker
 ``client``            ``_broker.json``: which broker serves; and a connection to it
 ``committer``         finds the broker, appends through it or alone, and asks it for pauses

@@ -7,7 +7,6 @@ all. One thread writes; sessions are called back with the answers, never before 
 from __future__ import annotations
 
 import logging
-import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
@@ -148,8 +147,7 @@ class Broker:
     """The broker of one queue, which only its dispatcher shares with it.
 
     Entries must lie below ``data_path_prefix``. ``on_conflict`` is called after a write that lost a
-    race: another broker may be at work. Without a ``dispatcher`` it hands out no batches. The share
-    of its ``keys`` is what the record announces.
+    race: another broker may be at work. Without a ``dispatcher`` it hands out no batches.
     """
 
     def __init__(
@@ -160,14 +158,12 @@ class Broker:
         data_path_prefix: str,
         on_conflict: Callable[[], None] = lambda: None,
         dispatcher: Dispatcher | None = None,
-        keys: protocol.KeyPair | None = None,
     ) -> None:
         self._queue = queue
         self.runtime = runtime
         self.data_path_prefix = data_path_prefix
         self._on_conflict = on_conflict
         self.dispatcher = dispatcher
-        self.keys = keys or protocol.KeyPair.of(secrets.token_bytes(protocol.NONCE_BYTES))
         self.proofs = protocol.WriteProofs(store, queue.key, runtime)
         self._condition = runtime.condition()
         self._waiting: list[protocol.AppendRequest] = []
@@ -403,9 +399,8 @@ class Broker:
 class Session:
     """One client's connection, without the network: does what each message asks for.
 
-    ``send`` takes the body of an answer from any thread, and must not block. The transport seals
-    bodies in the order in which it sends them. A client that has not shown that it may write gets
-    counters, and nothing else.
+    ``send`` takes the body of an answer from any thread, and must not block. A client that has not
+    shown that it may write gets counters, and nothing else.
     """
 
     def __init__(
@@ -422,15 +417,14 @@ class Session:
         self.may_write = False
         """Whether the client has shown that it may write in the queue."""
 
-    def welcome(self, prove: bytes) -> bytes:
-        """Answer the client's handshake; its messages may follow."""
-        answer = self._end.welcome(prove)
+    def admit(self, prove: bytes) -> None:
+        """Check the client's part of the handshake; its messages may follow."""
+        self._end.admit(prove)
         self._broker.sessions += 1
-        return answer
 
     def received(self, message: bytes) -> None:
         """Do what the client's next message asks for, or nothing where it raises ProtocolError."""
-        body = self._end.open(message)
+        body = self._end.decode(message)
         op = str(body.get("op"))
         if not self.may_write and op not in _READS:
             raise protocol.ProtocolError(
@@ -513,7 +507,7 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        if self._end.ready:
+        if self._end.is_ready:
             self._broker.sessions -= 1
 
     def _send_answer(self, body: protocol.Body) -> None:

@@ -46,10 +46,10 @@ class DiscoveryRecord:
         id: Of the broker, a ULID drawn at its start.
         address: ``host:port`` for clients; empty once the broker has left.
         secret: Known to every process that can read the queue's bucket; a new one for each term.
-        certificate: SHA-256 of the certificate its port shows, in hex; empty without TLS.
+        certificate: SHA-256 of the certificate that its port shows, in hexadecimal digits. Empty in
+            the record of an earlier release, which could do without TLS.
         beat: Counts the broker's renewals of the record.
         seen_ms: When it last renewed it, milliseconds since the Unix epoch, for people.
-        share: Of the broker's :class:`.KeyPair`; empty in the record of an earlier release.
         fault: Why the object is not readable; ``id`` is its version then, and ``term`` 0.
         others: Fields of later versions, kept when the object is written again.
     """
@@ -61,7 +61,6 @@ class DiscoveryRecord:
     certificate: str = field(default="", repr=False)
     beat: int = 0
     seen_ms: int = 0
-    share: bytes = field(default=b"", repr=False)
     fault: str = ""
     others: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -83,12 +82,8 @@ class DiscoveryRecord:
         """The record in an object's bytes; ``CorruptData`` where they are none of this version."""
         fields = DISCOVERY_RECORD.decode(data)
         found = fields.into(cls, fault="")
-        for name, value, size in (
-            ("secret", found.secret, SECRET_BYTES),
-            ("share", found.share, protocol.SHARE_BYTES),
-        ):
-            if found.serves and len(value) != size and (value or name == "secret"):
-                raise fields.wrong(name, f"{size} bytes in hexadecimal digits")
+        if found.serves and len(found.secret) != SECRET_BYTES:
+            raise fields.wrong("secret", f"{SECRET_BYTES} bytes in hexadecimal digits")
         return found
 
 
@@ -136,7 +131,7 @@ class Lease:
 
     def leave(self, mine: DiscoveryRecord) -> None:
         """Take the address out of the record, unless it is another broker's by now."""
-        self.beat(replace(mine, address="", secret=b"", share=b""))
+        self.beat(replace(mine, address="", secret=b"", certificate=""))
 
     def _change(
         self,
@@ -233,17 +228,13 @@ class Connection:
     not the announced broker.
     """
 
-    def __init__(
-        self, channel: Channel, broker_record: DiscoveryRecord, runtime: Runtime, random: bytes
-    ) -> None:
+    def __init__(self, channel: Channel, broker_record: DiscoveryRecord, runtime: Runtime) -> None:
         self.broker_record = broker_record
         self._channel = channel
         self._runtime = runtime
+        # The channel has checked that this is the broker's certificate.
         self._end = protocol.ClientEnd(
-            broker_record.secret,
-            broker_record.term,
-            protocol.KeyPair.of(random),
-            broker_record.share,
+            broker_record.secret, broker_record.term, broker_record.certificate
         )
         self._condition = runtime.condition()
         self._pending: dict[int, _Request] = {}
@@ -260,7 +251,6 @@ class Connection:
         self._abandoned = False
         try:
             channel.send(self._end.prove(self._receive_first()))
-            self._end.finish(self._receive_first())
             self._transmit({"op": "ping"})
             answer = self._receive_first()
             with self._condition:
@@ -382,9 +372,13 @@ class Connection:
         return message
 
     def _transmit(self, body: dict[str, Any], *, waits: bool = True) -> bool:
-        """Sign and send, without the lock: while a suspended broker blocks this thread, the thread
-        that reads must notice that. False when nothing was sent: the connection had ended, or
-        without ``waits`` another thread sends."""
+        """Encode and send, without the lock: while a suspended broker blocks this thread, the
+        thread that reads must notice that.
+
+        Returns:
+            False when nothing was sent: the connection had ended, or without ``waits`` another
+            thread sends.
+        """
         with self._condition:
             while self._sending and not self.is_over:
                 if not waits:
@@ -392,8 +386,7 @@ class Connection:
                 self._condition.wait()
             if self.is_over:
                 return False
-            # Messages are numbered as they are signed: they must be sent in that order.
-            message = self._end.seal(body)
+            message = self._end.encode(body)
             self._sending = True
         try:
             self._channel.send(message)
@@ -437,7 +430,7 @@ class Connection:
     def _take(self, message: bytes) -> None:
         """Process a message of the broker; with the lock. Raises ProtocolError where a broker sends
         no such message."""
-        body = self._end.open(message)
+        body = self._end.decode(message)
         # The clock first: an answer that is waited for lets the next append begin at once.
         self._clock, self._clock_at = body.get("clock"), self._runtime.monotonic()
         if isinstance(following := body.get("next"), int):

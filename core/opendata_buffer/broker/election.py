@@ -17,7 +17,7 @@ from opendata_buffer.broker.client import (
 )
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import WebSocketNetwork, WebSocketPort
-from opendata_buffer.broker.protocol import NONCE_BYTES, KeyPair, ProtocolError
+from opendata_buffer.broker.protocol import ProtocolError
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
 from opendata_buffer.queue.ownership import claim_for_writing
@@ -75,9 +75,6 @@ class LeaderElection:
         self.failure: OpenDataBufferError | None = None
         """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
         self._id = runtime.ulid()
-        # As the id for as long as this lives: a record of an earlier attempt to serve may be
-        # written late, and names them both.
-        self._keys = KeyPair.of(secrets.token_bytes(NONCE_BYTES))
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
 
     @property
@@ -182,6 +179,8 @@ class LeaderElection:
 
     def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:
+            # The port, and its certificate, live as long as this object, as the id does: a record
+            # of an earlier attempt to serve may be written late, and names them all.
             self._port = self._network.listen()
         settings = consumer_settings(self._config)
         claim = claim_for_writing(
@@ -203,14 +202,12 @@ class LeaderElection:
                 lambda: not self._is_cut_off(),
                 self._steady_since,
             ),
-            keys=self._keys,
         )
         wanted = DiscoveryRecord(
             term=0,
             id=self._id,
             address=self._port.address,
             secret=secrets.token_bytes(SECRET_BYTES),
-            share=self._keys.share,
             certificate=self._port.certificate,
             seen_ms=self._runtime.now_ms(),
         )

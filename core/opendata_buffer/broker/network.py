@@ -1,21 +1,19 @@
-"""WebSockets: connections to a broker, and the port of a broker, which an event loop serves."""
+"""WebSockets inside TLS: connections to a broker, and its port, which an event loop serves."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import resource
 import secrets
 import socket
-import ssl
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -38,9 +36,11 @@ from opendata_buffer.broker.protocol import (
     NONCE_BYTES,
     BrokerEnd,
     ProtocolError,
+    other_version,
 )
+from opendata_buffer.broker.tls import TlsSocket, TlsTransport, broker_context
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.runtime import Runtime, Task
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,8 @@ class Listen:
         port: 0 takes a free one.
         advertise: ``host:port`` for clients, where that differs from what is listened on. For
             ``0.0.0.0`` and ``::`` it is this machine's address towards other networks by default.
-        certificate: Path of a PEM file for TLS, and ``key`` of its private key.
+        certificate: Path of a PEM file with the broker's certificate, and ``key`` of its private
+            key. Without them the broker makes a certificate.
     """
 
     host: str = "127.0.0.1"
@@ -89,10 +90,9 @@ class WebSocketNetwork:
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
         """A connection to the announced broker, within :data:`.CONNECT_S`. Raises ChannelClosed
-        where it is not reached, ProtocolError where another process answers."""
-        channel = open_channel(broker_record, CONNECT_S)
-        random = secrets.token_bytes(NONCE_BYTES)
-        return Connection(channel, broker_record, self._runtime, random)
+        where it is not reached or shows another certificate, ProtocolError where it speaks another
+        version."""
+        return Connection(open_channel(broker_record, CONNECT_S), broker_record, self._runtime)
 
     def listen(self) -> WebSocketPort:
         """A port of this process. Raises InvalidInput where the address cannot be used."""
@@ -107,22 +107,39 @@ def listen_for(store: Store) -> Listen:
 
 
 def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:
-    """A channel to the announced address, within ``timeout`` seconds. Raises ChannelRefused where
-    no process listens there, ChannelClosed where it is not reached."""
-    context = None
-    if broker_record.certificate:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # The discovery record names the one right certificate; neither an authority nor a host
-        # name could say it better.
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+    """Connect to the announced broker.
+
+    Args:
+        broker_record: Names its address and the fingerprint of its certificate.
+        timeout: Seconds.
+
+    Raises:
+        ChannelRefused: No process listens at the address.
+        ChannelClosed: It is not reached in time, or another process listens there. That process
+            gets nothing but the first message of TLS.
+        ProtocolError: The broker is of an earlier release, which needed no certificate.
+    """
+    if not broker_record.certificate:
+        raise other_version(2)
+    until = SystemRuntime.monotonic() + timeout
     stack = ExitStack()
     try:
+        address = urlsplit(f"//{broker_record.address}")
+        raw = socket.create_connection((address.hostname or "", address.port or 0), timeout)
+        stack.callback(raw.close)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+        tls = TlsSocket(raw, until - SystemRuntime.monotonic())
+        if tls.peer_fingerprint != broker_record.certificate:
+            raise ChannelClosed(
+                f"the process at {broker_record.address} shows another certificate than the "
+                "announced broker's"
+            )
         connection = stack.enter_context(
             websockets_client.connect(
-                f"{'ws' if context is None else 'wss'}://{broker_record.address}/",
-                ssl=context,
-                open_timeout=timeout,
+                # Not wss: this socket has TLS already.
+                f"ws://{broker_record.address}/",
+                sock=cast(socket.socket, tls),
+                open_timeout=max(0.001, until - SystemRuntime.monotonic()),
                 close_timeout=0.2,
                 ping_interval=None,
                 max_size=MAX_MESSAGE_BYTES,
@@ -130,19 +147,15 @@ def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:
                 proxy=None,
             )
         )
+        return _WebSocketChannel(connection, stack.pop_all())
     except ConnectionRefusedError as error:
         raise ChannelRefused(f"no process listens at {broker_record.address}") from error
     except (OSError, ValueError, RuntimeError, WebSocketException) as error:
         # TimeoutError and ssl.SSLError are OSErrors; a ValueError says that the address is not
         # valid, a RuntimeError that no thread is left for the connection.
         raise ChannelClosed(f"{broker_record.address} is not reached: {error}") from error
-    if context is not None:
-        assert isinstance(connection.socket, ssl.SSLSocket)
-        shown = connection.socket.getpeercert(binary_form=True) or b""
-        if hashlib.sha256(shown).hexdigest() != broker_record.certificate:
-            connection.close_socket()
-            raise ChannelClosed("the port shows another certificate than the announced one")
-    return _WebSocketChannel(connection, stack)
+    finally:
+        stack.close()
 
 
 class _WebSocketChannel:
@@ -198,12 +211,13 @@ class WebSocketPort:
         self.address = listen.advertise
         """``host:port`` for the discovery record."""
         self.certificate = ""
-        """SHA-256 of its certificate, in hex; empty without TLS."""
+        """SHA-256 of its certificate, in hexadecimal digits."""
         socket_owners.add(self)
         self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
         try:
+            self._context, self.certificate = broker_context(listen.certificate, listen.key)
             self._call(self._start)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             self._end_loop()
             raise InvalidInput(
                 f"a broker cannot listen on {listen.host}:{listen.port}: {error}. Name another "
@@ -255,13 +269,19 @@ class WebSocketPort:
         port = self
 
         class CountedConnection(ServerConnection):
-            """A connection that counts before its handshake."""
+            """A connection with TLS, which counts before its handshake."""
+
+            tls: TlsTransport
 
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                super().connection_made(transport)
+                self.tls = TlsTransport(cast(asyncio.Transport, transport), port._context)
+                super().connection_made(cast(asyncio.Transport, self.tls))
                 port._open.add(self)
                 if len(port._open) > port._most_open:
                     self.transport.abort()
+
+            def data_received(self, data: bytes) -> None:
+                self.tls.received(data, super().data_received)
 
             def connection_lost(self, exc: Exception | None) -> None:
                 port._open.discard(self)
@@ -272,7 +292,6 @@ class WebSocketPort:
             self._serve,
             self._listen.host,
             self._listen.port,
-            ssl=self._context(),
             # Small, until a client has shown that it knows the secret.
             max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
             create_connection=CountedConnection,
@@ -290,20 +309,6 @@ class WebSocketPort:
         if host in ("0.0.0.0", "::"):
             host = own_address()
         self.address = self.address or f"{f'[{host}]' if ':' in host else host}:{number}"
-
-    def _context(self) -> ssl.SSLContext | None:
-        listen = self._listen
-        if not listen.certificate:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(listen.certificate, listen.key or None)
-        # No client resumes a session. And a ticket comes after the handshake: OpenSSL then shakes
-        # hands again inside a read, and a client whose other thread writes at that moment hangs.
-        context.num_tickets = 0
-        pem = Path(listen.certificate).read_text()
-        first = pem[: pem.index("-----END CERTIFICATE-----") + 25] + "\n"
-        self.certificate = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
-        return context
 
     async def _shut(self) -> None:
         self._set_active(None)
@@ -358,10 +363,9 @@ class WebSocketPort:
         try:
             await client.send(end.hello())
             prove = await asyncio.wait_for(client.recv(decode=False), HANDSHAKE_S)
-            welcome = session.welcome(prove)
+            session.admit(prove)
             if self._size_name is not None:
                 setattr(client.protocol, self._size_name, MAX_MESSAGE_BYTES)
-            await client.send(welcome)
             writer = asyncio.create_task(_write(client, end, outbox))
             # However it ends: a connection without answers is of no use to the client.
             writer.add_done_callback(lambda _: client.transport.abort())
@@ -387,8 +391,13 @@ class WebSocketPort:
 
 def new_broker_end(broker: Broker, broker_record: DiscoveryRecord) -> BrokerEnd:
     """The broker's end of a new connection."""
-    nonce, name = secrets.token_bytes(NONCE_BYTES), broker.runtime.ulid()
-    return BrokerEnd(broker_record.secret, broker_record.term, broker.keys, nonce, name)
+    return BrokerEnd(
+        broker_record.secret,
+        broker_record.term,
+        broker_record.certificate,
+        secrets.token_bytes(NONCE_BYTES),
+        broker.runtime.ulid(),
+    )
 
 
 socket_owners: WeakSet[_WebSocketChannel | WebSocketPort] = WeakSet()
@@ -438,7 +447,7 @@ async def _write(
 ) -> None:
     try:
         while True:
-            await client.send(end.seal(await outbox.get()))
+            await client.send(end.encode(await outbox.get()))
     except ConnectionClosed:
         pass
     except ProtocolError as error:

@@ -1,22 +1,25 @@
-"""What clients and brokers send each other: the handshake, and messages that are authenticated.
+"""The messages of clients and brokers inside TLS, and the handshake before them.
 
 ::
 
-    broker  hello     {"v": 2, "term": 7, "nonce": A}
-    client  prove     {"v": 2, "share": Y, "proof": HMAC(secret, "client", A, Y)}
-    broker  welcome   {"name": N, "proof": HMAC(key, "broker", N)}
-    then, both ways   16 bytes of HMAC(key, direction, count, body), body
+    broker  hello     {"v": 3, "term": 7, "name": N, "nonce": A}
+    client  prove     {"v": 3, "secret": S}
+    then, both ways, messages
 
-``secret`` is in the discovery record: it shows that a client can read the queue. The key of the
-messages is agreed by Diffie-Hellman: ``key = HMAC(secret, "messages", Z, A, Y)``, where Z follows
-from the client's share Y and the broker's share, which the record announces. So that reading is not
-enough, the client puts the object ``<manifest>._clients/N`` with ``HMAC(key, "may write", N)``, and
-the broker reads and deletes it (decision 0032). ``count`` numbers the messages of one direction.
-Whatever does not verify raises ProtocolError, and its connection is closed with nothing done.
+TLS encrypts and authenticates (:mod:`opendata_buffer.broker.tls`): the discovery record announces
+the fingerprint of the broker's certificate, and a client sends nothing to a process that shows
+another one. So no one on the way can read, change, repeat, reorder or leave out messages. This
+module has no network, and no cryptography except one hash.
 
-Bodies are JSON objects. Without TLS they can be read on the way; they hold locations of batches and
-metadata of producers, no records. They are input: what reads them raises ProtocolError where a
-field is missing, of another type or out of bounds.
+The secret S is in the discovery record: it shows that a client can read the queue. Reading is not
+enough, so the client puts the object ``<manifest>._clients/N`` with a hash of the nonce A, the name
+N and the certificate that it has checked. The broker reads and deletes it (decision 0032). Because
+of the nonce, the bytes are useless on any other connection. Because of the certificate, they are
+also useless to a process that announces itself and passes on what the real broker sends. Input that
+does not verify raises ProtocolError, and its connection is closed with nothing done.
+
+Messages are JSON objects. They are input: what reads them raises ProtocolError where a field is
+missing, of another type or out of bounds.
 
 =========  =====================================================================================
 client     ``written``: the object that shows that it may write is there; then ``append``: entries
@@ -42,8 +45,8 @@ import logging
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from opendata_buffer import errors
 from opendata_buffer.config import check_reader_name
@@ -60,23 +63,8 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_HANDSHAKE_BYTES = 1_024
 
 NONCE_BYTES = 32
-"""Of a broker's nonce, and of the random bytes of a :class:`KeyPair`."""
 
-SHARE_BYTES = 256
-
-_VERSION = 2
-_TAG_BYTES = 16
-
-PRIME = int(
-    "FFFFFFFFFFFFFFFFADF85458A2BB4A9AAFDC5620273D3CF1D8B9C583CE2D3695A9E13641146433FBCC939DCE249B"
-    "3EF97D2FE363630C75D8F681B202AEC4617AD3DF1ED5D5FD65612433F51F5F066ED0856365553DED1AF3B557135E"
-    "7F57C935984F0C70E0E68B77E2A689DAF3EFE8721DF158A136ADE73530ACCA4F483A797ABC0AB182B324FB61D108"
-    "A94BB2C8E3FBB96ADAB760D7F4681D4F42A3DE394DF4AE56EDE76372BB190B07A7C8EE0A6D709E02FCE1CDF7E2EC"
-    "C03404CD28342F619172FE9CE98583FF8E4F1232EEF28183C3FE3B1B4C6FAD733BB5FCBC2EC22005C58EF1837D16"
-    "83B2C6F34A26C1B2EFFA886B423861285C97FFFFFFFFFFFFFFFF",
-    16,
-)
-"""Of the group ffdhe2048 of RFC 7919, appendix A.1; its generator is 2."""
+_VERSION = 3
 
 MAX_UNDER_WAY = 256
 """Objects that are read at the same time: a store that stalls must not take all threads."""
@@ -91,148 +79,113 @@ class ProtocolError(errors.OpenDataBufferError):
     """The other side is no broker or client of this queue, or speaks another version."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """One side of a Diffie-Hellman exchange, of a term or a connection; only ``share`` is sent."""
-
-    private: int = field(repr=False)
-    share: bytes
-
-    @classmethod
-    def of(cls, random: bytes) -> Self:
-        """The pair of :data:`NONCE_BYTES` random bytes."""
-        private = int.from_bytes(random, "big")
-        return cls(private, pow(2, private, PRIME).to_bytes(SHARE_BYTES, "big"))
-
-    def agree(self, theirs: bytes) -> bytes:
-        """What both sides compute, and nobody else can, from the other side's share."""
-        share = int.from_bytes(theirs, "big")
-        # 0, 1 and -1 would make a result that everybody knows.
-        if len(theirs) != SHARE_BYTES or not 1 < share < PRIME - 1:
-            raise ProtocolError("the other side's share is none")
-        return pow(share, self.private, PRIME).to_bytes(SHARE_BYTES, "big")
-
-
 class _End:
-    """What both ends share: the discovery record's secret and term, and the messages."""
+    """The part that both ends share: the discovery record's secret and term, and the messages.
 
-    _sends: bytes
-    _receives: bytes
+    Args:
+        secret: The discovery record's.
+        term: The discovery record's.
+        certificate: Fingerprint of the broker's certificate on this connection, as the client has
+            checked it; empty where a connection stays in one process.
+    """
 
-    def __init__(self, secret: bytes, term: int, keys: KeyPair) -> None:
-        self._secret, self._term, self._keys = secret, term, keys
-        self._key = b""
-        self._sent = self._received = 0
+    def __init__(self, secret: bytes, term: int, certificate: str) -> None:
+        self._secret = secret
+        self._term = term
+        self._certificate = certificate
+        self._nonce = b""
+        self.is_ready = False
+        """Whether messages may follow."""
         self.proof_name = ""
-        """Of the object that shows that the client may write: a ULID."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether both sides have shown that they know the secret, and have agreed on a key."""
-        return bool(self._key)
+        """The name of the object that shows that the client may write: a ULID."""
 
     def write_proof(self) -> bytes:
-        """What the object of the name ``proof_name`` holds, as text in hexadecimal digits."""
-        return proof(self._key, b"may write", self.proof_name.encode()).hex().encode()
+        """Return the content of the object ``proof_name``, in hexadecimal digits."""
+        parts = (b"may write", self.proof_name.encode(), self._certificate.encode())
+        return hmac.digest(self._nonce, b" ".join(parts), "sha256").hex().encode()
 
-    def _agree(self, theirs: bytes, nonce: bytes, client_share: bytes) -> bytes:
-        """Make the key; returns the broker's proof that it has the same."""
-        agreed = self._keys.agree(theirs)
-        self._key = proof(self._secret, b"messages", agreed, nonce, client_share)
-        return proof(self._key, b"broker", self.proof_name.encode())
+    def encode(self, body: Mapping[str, Any]) -> bytes:
+        """Return a message to send.
 
-    def seal(self, body: Mapping[str, Any]) -> bytes:
-        """The next message to send; ProtocolError where it has more bytes than are read."""
+        Raises:
+            ProtocolError: It has more bytes than the other side reads.
+        """
         data = json.dumps(body, separators=(",", ":")).encode()
-        if _TAG_BYTES + len(data) > MAX_MESSAGE_BYTES:
+        if len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError(
                 f"a message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}: send less "
                 "metadata, or append without a broker"
             )
-        tag = self._tag(self._sends, self._sent, data)
-        self._sent += 1
-        return tag + data
+        return data
 
-    def open(self, message: bytes) -> dict[str, Any]:
-        """The body of the next message received."""
-        tag, data = message[:_TAG_BYTES], message[_TAG_BYTES:]
-        if not hmac.compare_digest(tag, self._tag(self._receives, self._received, data)):
-            raise ProtocolError(
-                "a message was not made by the process that shook hands, or came twice"
-            )
-        self._received += 1
-        return _object(data)
+    def decode(self, message: bytes) -> dict[str, Any]:
+        """Return the body of a message received.
 
-    def _tag(self, direction: bytes, count: int, data: bytes) -> bytes:
-        if not self._key:
+        Raises:
+            ProtocolError: It is not a JSON object, or came before the handshake was over.
+        """
+        if not self.is_ready:
             raise ProtocolError("a message came before the handshake was over")
-        return proof(self._key, direction, count.to_bytes(8, "big"), data)[:_TAG_BYTES]
+        return _object(message)
 
 
 class BrokerEnd(_End):
     """The broker's end of one connection. ``proof_name`` is a new ULID, ``nonce`` is random."""
 
-    _sends, _receives = b"broker", b"client"
-
     def __init__(
-        self, secret: bytes, term: int, keys: KeyPair, nonce: bytes, proof_name: str
+        self, secret: bytes, term: int, certificate: str, nonce: bytes, proof_name: str
     ) -> None:
-        super().__init__(secret, term, keys)
+        super().__init__(secret, term, certificate)
         self._nonce = nonce
         self.proof_name = proof_name
 
     def hello(self) -> bytes:
-        """The first message, the broker's."""
-        return json.dumps({"v": _VERSION, "term": self._term, "nonce": self._nonce.hex()}).encode()
+        """Return the first message, the broker's."""
+        hello = {
+            "v": _VERSION,
+            "term": self._term,
+            "name": self.proof_name,
+            "nonce": self._nonce.hex(),
+        }
+        return json.dumps(hello).encode()
 
-    def welcome(self, prove: bytes) -> bytes:
-        """The answer to the client's message, which shows that it knows the secret."""
-        message = _handshake(prove)
-        theirs, shown = _bytes(message, "share"), _bytes(message, "proof")
-        # Before anything is computed for it: a stranger must not cost the broker time.
-        expected = proof(self._secret, b"client", self._nonce, theirs)
-        if not hmac.compare_digest(shown, expected):
+    def admit(self, prove: bytes) -> None:
+        """Check the client's first message, which shows that it knows the secret.
+
+        Raises:
+            ProtocolError: It does not, or speaks another version.
+        """
+        shown = _bytes(_handshake(prove), "secret")
+        if not hmac.compare_digest(shown, self._secret):
             raise ProtocolError("a client does not know this term's secret")
-        own = self._agree(theirs, self._nonce, theirs)
-        return json.dumps({"name": self.proof_name, "proof": own.hex()}).encode()
+        self.is_ready = True
 
 
 class ClientEnd(_End):
-    """The client's end of one connection. ``broker_share`` is what the record announces."""
-
-    _sends, _receives = b"client", b"broker"
-    _nonce = b""
-
-    def __init__(self, secret: bytes, term: int, keys: KeyPair, broker_share: bytes) -> None:
-        super().__init__(secret, term, keys)
-        self._broker_share = broker_share
+    """The client's end of one connection."""
 
     def prove(self, hello: bytes) -> bytes:
-        """The answer to the broker's first message."""
+        """Return the answer to the broker's first message; messages can be sent after it.
+
+        Raises:
+            ProtocolError: The broker speaks another version, serves another term, or names no
+                object that a client would write.
+        """
         message = _handshake(hello)
         if message.get("term") != self._term:
             raise ProtocolError(
                 f"the broker serves in term {message.get('term')!r}, and term {self._term} is "
                 "announced"
             )
-        self._nonce = _bytes(message, "nonce")
-        if len(self._nonce) != NONCE_BYTES:
+        nonce, name = _bytes(message, "nonce"), message.get("name")
+        if len(nonce) != NONCE_BYTES:
             raise ProtocolError(f"the broker's nonce is not {NONCE_BYTES} bytes")
-        shown = proof(self._secret, b"client", self._nonce, self._keys.share)
-        answer = {"v": _VERSION, "share": self._keys.share.hex(), "proof": shown.hex()}
-        return json.dumps(answer).encode()
-
-    def finish(self, welcome: bytes) -> None:
-        """Check the broker's answer; messages can be sent after it."""
-        message = _object(welcome[:MAX_HANDSHAKE_BYTES])
-        name = message.get("name")
         if not isinstance(name, str) or not is_ulid(name):
             raise ProtocolError("the broker names no object to write")
+        self._nonce = nonce
         self.proof_name = name
-        expected = self._agree(self._broker_share, self._nonce, self._keys.share)
-        if not hmac.compare_digest(_bytes(message, "proof"), expected):
-            self._key = b""
-            raise ProtocolError("the process at the broker's address is not the announced broker")
+        self.is_ready = True
+        return json.dumps({"v": _VERSION, "secret": self._secret.hex()}).encode()
 
 
 def _handshake(data: bytes) -> dict[str, Any]:
@@ -240,11 +193,16 @@ def _handshake(data: bytes) -> dict[str, Any]:
         raise ProtocolError(f"a handshake has {len(data)} bytes: more than {MAX_HANDSHAKE_BYTES}")
     message = _object(data)
     if message.get("v") != _VERSION:
-        raise ProtocolError(
-            f"the other side speaks version {message.get('v')!r} of the broker's protocol, and "
-            f"this library version {_VERSION}: run one version of opendata-buffer everywhere"
-        )
+        raise other_version(message.get("v"))
     return message
+
+
+def other_version(version: object) -> ProtocolError:
+    """Return the error about a client or a broker of another release."""
+    return ProtocolError(
+        f"the other side speaks version {version!r} of the broker's protocol, and "
+        f"this library version {_VERSION}: run one version of opendata-buffer everywhere"
+    )
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -252,7 +210,7 @@ def _object(data: bytes) -> dict[str, Any]:
         message = json.loads(data)
         if isinstance(message, dict):
             return message
-    raise ProtocolError("a message is no JSON object")
+    raise ProtocolError("a message is not a JSON object")
 
 
 def _bytes(message: Mapping[str, Any], name: str) -> bytes:
@@ -261,14 +219,6 @@ def _bytes(message: Mapping[str, Any], name: str) -> bytes:
         return bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError:
         return b""
-
-
-def proof(secret: bytes, *parts: bytes) -> bytes:
-    """The HMAC of some bytes, which only a holder of the secret can make."""
-    message = b""
-    for part in parts:
-        message += len(part).to_bytes(4, "big") + part
-    return hmac.digest(secret, message, "sha256")
 
 
 def write_proof_folder(manifest_path: str) -> str:

@@ -66,7 +66,7 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     "address: do not use a load balancer's.",
     callback=_address,
 )
-@options.text("--tls-cert", "FILE", "Certificate, PEM. Clients need no certificate.")
+@options.text("--tls-cert", "FILE", "Certificate, PEM. Default: the broker makes one.")
 @options.text("--tls-key", "FILE", "Its private key, PEM.")
 @options.create_if_missing
 @click.pass_obj

@@ -20,7 +20,7 @@ from opendata_buffer.broker.client import (
 from opendata_buffer.broker.committer import BrokerPause
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Listen, WebSocketNetwork, WebSocketPort
-from opendata_buffer.broker.protocol import VALID_MS, BrokerEnd, ClientEnd, KeyPair, append_body
+from opendata_buffer.broker.protocol import VALID_MS, BrokerEnd, ClientEnd, append_body
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasStore
@@ -67,9 +67,7 @@ def serving(
     store = store if store is not None else MemoryStore()
     broker = Broker(store, Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
-    broker_record = DiscoveryRecord(
-        1, "id", port.address, secret, certificate=port.certificate, share=broker.keys.share
-    )
+    broker_record = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
     _stores[port.address] = store
     try:
         broker.start()
@@ -267,7 +265,6 @@ class Overtaken(MemoryStore):
         raise ChannelClosed("no network")
 
 
-KEYS = KeyPair.of(b"k" * 32)
 NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
@@ -275,17 +272,17 @@ class Client:
     """A client of a broker, with a wire and no network."""
 
     def __init__(self, broker: Broker, *, may_write: bool = True, nonce: bytes = b"a" * 32) -> None:
-        end = BrokerEnd(b"s" * 32, 1, KEYS, nonce, NAME)
-        self.end = ClientEnd(b"s" * 32, 1, KEYS, KEYS.share)
+        end = BrokerEnd(b"s" * 32, 1, "", nonce, NAME)
+        self.end = ClientEnd(b"s" * 32, 1, "")
         self.answers: list[dict[str, Any]] = []
         self.session = Session(broker, end, self.answers.append)
-        self.end.finish(self.session.welcome(self.end.prove(end.hello())))
+        self.session.admit(self.end.prove(end.hello()))
         self.session.may_write = may_write
         self.clock = broker.clock()
         self.number = 0
 
     def send(self, body: dict[str, Any]) -> None:
-        self.session.received(self.end.seal(body))
+        self.session.received(self.end.encode(body))
 
     def ask(self, *names: str, since: int | None = None, valid_ms: int = VALID_MS) -> None:
         self.number += 1

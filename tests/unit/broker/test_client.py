@@ -28,9 +28,9 @@ from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import KEYS, NAME, connect, entries, eventually, serving
+from tests.unit.broker.local import NAME, connect, entries, eventually, serving
 
-BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32, share=KEYS.share)
+BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32)
 
 
 SOON = 60.0  # by a clock that begins at zero
@@ -55,7 +55,7 @@ class Scripted:
         self.runtime = ManualRuntime()
         self.client: Connection | None = None
         self._waits = waits
-        self._end = BrokerEnd(BROKER.secret, 1, KEYS, b"a" * 32, NAME)
+        self._end = BrokerEnd(BROKER.secret, 1, "", b"a" * 32, NAME)
         self._answer = answer
         self._condition = threading.Condition()
         self._inbox = [self._end.hello()]
@@ -66,17 +66,17 @@ class Scripted:
         with self._condition:
             if self.closed:
                 raise ChannelClosed("closed")
-            if not self._end.ready:
-                self._inbox.append(self._end.welcome(message))
+            if not self._end.is_ready:
+                self._end.admit(message)
             else:
-                body = self._end.open(message)
+                body = self._end.decode(message)
                 self.heard.append(body["op"])
                 if body["op"] == "ping" and len(self.heard) == 1:
                     answer = {"op": "pong", "next": 5}
                 else:
                     answer = self._answer(body)
                 if answer is not None:
-                    self._inbox.append(self._end.seal({**answer, "clock": [1.0, 1]}))
+                    self._inbox.append(self._end.encode({**answer, "clock": [1.0, 1]}))
             self._condition.notify_all()
 
     def receive(self, timeout: float | None) -> bytes | None:
@@ -102,7 +102,7 @@ class Scripted:
 
 
 def connection(channel: Scripted) -> Connection:
-    channel.client = Connection(channel, BROKER, channel.runtime, b"b" * 32)
+    channel.client = Connection(channel, BROKER, channel.runtime)
     return channel.client
 
 
@@ -210,7 +210,7 @@ def test_a_broker_that_says_nothing_at_all_is_no_connection() -> None:
 
     channel = Silent(lambda body: None)
     with pytest.raises(ChannelClosed, match="sent nothing"):
-        Connection(channel, BROKER, ManualRuntime(), b"b" * 32)
+        Connection(channel, BROKER, ManualRuntime())
     assert channel.closed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,11 +38,12 @@ from opendata_buffer.broker.network import (
 from opendata_buffer.broker.protocol import (
     MAX_MESSAGE_BYTES,
     MAX_OPEN_REQUESTS,
+    BrokerEnd,
     ClientEnd,
-    KeyPair,
     ProtocolError,
     write_proof_folder,
 )
+from opendata_buffer.broker.tls import broker_context, client_context
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
@@ -51,9 +53,9 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker import local
 from tests.unit.broker.local import (
     CONFIG,
-    KEYS,
     NAME,
     RUNTIME,
     Client,
@@ -79,7 +81,7 @@ def test_a_client_with_another_secret_is_refused_and_logged_once(
     with caplog.at_level(logging.WARNING), serving(store) as (broker, broker_record, _):
         for _ in range(3):
             channel = open_channel(broker_record, WAIT_S)
-            end = ClientEnd(b"x" * 32, 1, KEYS, broker_record.share)
+            end = ClientEnd(b"x" * 32, 1, broker_record.certificate)
             hello = channel.receive(WAIT_S)
             assert hello is not None
             channel.send(end.prove(hello))
@@ -133,7 +135,7 @@ def test_strangers_are_disconnected_before_there_are_too_many(
             stack.enter_context(socket.create_connection(("127.0.0.1", int(port))))
             for _ in range(20)
         ]
-        strangers[0].sendall(b"no HTTP\r\n\r\n")
+        strangers[0].sendall(b"\x16\x03\x01")  # the beginning of a message of TLS
         for stranger in strangers[4:]:
             # At once, and not when the time for a handshake is over.
             stranger.settimeout(network.HANDSHAKE_S / 2)
@@ -149,7 +151,7 @@ def test_a_client_that_asks_and_never_reads_is_disconnected() -> None:
             eventually(lambda: broker.sessions == 2)
             while True:
                 # Until its answers fill the buffers of the kernel, and then its queue.
-                silent.send(end.seal({"op": "stats"}))
+                silent.send(end.encode({"op": "stats"}))
                 asked += 1
         eventually(lambda: broker.sessions == 1)
         assert good.append(entries("a"), since=None, begin_by=soon()) == 0
@@ -185,17 +187,20 @@ def test_a_stranger_cannot_have_a_large_message_kept_for_it() -> None:
 def shaken_hands(
     broker_record: DiscoveryRecord, *, known: bool = True
 ) -> Iterator[tuple[ClientConnection, ClientEnd]]:
-    """A WebSocket that reads one message ahead: after the broker's hello, or as a client."""
-    url = f"ws://{broker_record.address}/"
-    keys = KeyPair.of(os.urandom(32))
-    end = ClientEnd(broker_record.secret, broker_record.term, keys, broker_record.share)
+    """Open a WebSocket that reads one message ahead: after the broker's hello, or as a client."""
+    end = ClientEnd(broker_record.secret, broker_record.term, broker_record.certificate)
     with websockets_client.connect(
-        url, compression=None, max_queue=1, ping_interval=None, close_timeout=0.2, proxy=None
+        f"wss://{broker_record.address}/",
+        ssl=client_context(),
+        compression=None,
+        max_queue=1,
+        ping_interval=None,
+        close_timeout=0.2,
+        proxy=None,
     ) as client:
         proof = end.prove(client.recv(decode=False))
         if known:
             client.send(proof)
-            end.finish(client.recv(decode=False))
         yield client, end
 
 
@@ -255,16 +260,87 @@ def certificate(tmp_path: Path) -> Listen:
     return Listen(certificate=str(cert), key=str(key))
 
 
-def test_with_tls_the_announced_certificate_and_no_other_is_trusted(certificate: Listen) -> None:
-    with serving(listen=certificate) as (_, broker_record, _):
-        assert broker_record.certificate
-        with connected(broker_record) as client:
+def test_a_broker_makes_a_certificate_or_takes_an_operators(certificate: Listen) -> None:
+    shown = set()
+    for listen in (Listen(), Listen(), certificate):
+        with serving(listen=listen) as (_, broker_record, _), connected(broker_record) as client:
+            shown.add(broker_record.certificate)
             assert client.append(entries("a"), since=None, begin_by=soon()) == 0
-        other = "00" * 32
-        with pytest.raises(ChannelClosed, match="another certificate"):
-            open_channel(
-                type(broker_record)(1, "id", broker_record.address, b"s" * 32, other), WAIT_S
-            )
+    assert len(shown) == 3
+
+
+class Middle:
+    """A process between a client and a broker: it sees and keeps what both send."""
+
+    def __init__(self, to: DiscoveryRecord | None = None) -> None:
+        self._to = to
+        self.heard = bytearray()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        client, _ = self._listening.accept()
+        if self._to is None:
+            # It plays the broker, with a certificate of its own.
+            context, _ = broker_context()
+            with suppress(OSError), context.wrap_socket(client, server_side=True) as tls:
+                self.heard += tls.recv(10_000)
+            return
+        host, port = self._to.address.split(":")
+        broker = socket.create_connection((host, int(port)))
+        for one, other in ((client, broker), (broker, client)):
+            self._threads.append(threading.Thread(target=self._pass_on, args=(one, other)))
+            self._threads[-1].start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                self.heard += data
+                target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+        self._listening.close()
+
+
+def test_a_process_that_shows_another_certificate_hears_nothing() -> None:
+    middle = Middle()
+    record = DiscoveryRecord(1, "id", middle.address, b"s" * 32, "00" * 32)
+    with pytest.raises(ChannelClosed, match="another certificate"):
+        open_channel(record, WAIT_S)
+    middle.close()
+    assert middle.heard == b""
+
+
+def test_who_is_on_the_way_reads_neither_the_secret_nor_what_is_appended() -> None:
+    with serving() as (_, broker_record, _):
+        middle = Middle(broker_record)
+        with closing(connect(replace(broker_record, address=middle.address))) as client:
+            client.show_may_write(local._stores[broker_record.address], CONFIG.manifest_path)
+            assert client.append(entries("hidden"), since=None, begin_by=soon()) == 0
+        middle.close()
+    assert len(middle.heard) > 1_000
+    for text in (b"hidden", b"append", b"secret", broker_record.secret.hex().encode()):
+        assert text not in middle.heard
+
+
+def test_an_earlier_release_on_either_side_is_told_to_run_one_version() -> None:
+    with serving() as (_, broker_record, _):
+        channel = open_channel(broker_record, WAIT_S)
+        hello = channel.receive(WAIT_S)
+        channel.close()
+        # What an earlier release reads of it: its version, in a message of at most 1,024 bytes.
+        assert json.loads(hello or b"")["v"] == 3
+        assert len(hello or b"") <= 1_024
+        # An earlier release announces no certificate, unless it was given one.
+        with pytest.raises(ProtocolError, match=r"version 2 .* run one version of opendata-buffer"):
+            connect(replace(broker_record, certificate=""))
 
 
 def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
@@ -349,15 +425,15 @@ def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machin
     port.close()
 
 
-def at(port: int) -> DiscoveryRecord:
-    return DiscoveryRecord(1, "id", f"127.0.0.1:{port}", b"s" * 32)
+def at(address: str) -> DiscoveryRecord:
+    return DiscoveryRecord(1, "id", address, b"s" * 32, "00" * 32)
 
 
 def test_an_address_where_no_process_listens_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ChannelRefused, match="no process listens"):
-            open_channel(at(taken.getsockname()[1]), 30.0)
+            open_channel(at(f"127.0.0.1:{taken.getsockname()[1]}"), 30.0)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +442,7 @@ def test_an_address_where_no_process_listens_is_refused() -> None:
 )
 def test_an_address_that_does_not_resolve_or_is_none_is_not_reached(address: str) -> None:
     with pytest.raises(ChannelClosed):
-        open_channel(DiscoveryRecord(1, "id", address, b"s" * 32), 1.0)
+        open_channel(at(address), 1.0)
 
 
 # ---- who can read the queue, and reach its broker, cannot write by it
@@ -523,11 +599,22 @@ def test_the_longest_manifest_path_leaves_room_for_a_name(manifest: str, folder:
 
 
 def test_a_process_that_took_the_port_of_a_dead_broker_gets_no_append() -> None:
-    """It knows the secret, as whoever reads; it has another key than the announced one."""
+    """It knows the secret, as everyone who reads; it does not have the announced certificate."""
     store = MemoryStore()
     with hosting(store) as ours:
         announced = eventually(lambda: ours.serving)
         with serving(secret=announced.secret) as (_, squatting, _):
             record = replace(announced, address=squatting.address, term=squatting.term)
-            with pytest.raises(ProtocolError, match="not the announced broker"):
+            with pytest.raises(ChannelClosed, match="another certificate"):
                 connect(record)
+
+
+def test_a_process_that_announces_itself_gets_no_proof_for_the_real_broker() -> None:
+    """It passes on the name and the nonce that the real broker gave it."""
+    store = MemoryStore()
+    broker = made(store)
+    attacker = Client(broker, may_write=False)
+    hello = BrokerEnd(b"s" * 32, 1, "", b"a" * 32, NAME).hello()
+    writer = ClientEnd(b"s" * 32, 1, "the attacker's certificate")
+    writer.prove(hello)
+    assert "not written for this" in told(store, attacker, writer.write_proof())
