@@ -7,7 +7,7 @@ the run before it knew.
 A micro-batch takes a straight way, in parallel over the partitions::
 
     latest_offset(start)
-        PartitionStream.poll(start)            which entries wait after the start
+        PartitionStream.poll(start)            acknowledge the start; which entries wait after it
         rate_limit(...)                        how many of them one trigger reads
         PartitionStream.end_offset(poll, n)    the position after those
     plan_input_partitions(start, end)
@@ -109,13 +109,12 @@ class MicroBatchStream:
         """
         self._partitions.check(start)
         starts: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
-        if self._log.holds(start, self._runtime.monotonic()):
-            self._acknowledge(starts)
+        committed = self._log.holds(start, self._runtime.monotonic())
         self._await_poll()
         options, limits = self._options, ReadLimits()
         if not unlimited:
             limits = ReadLimits(options.max_batches, options.max_bytes, options.max_records)
-        current, polls = self._poll(starts, limits, is_new=start is None)
+        current, polls = self._poll(starts, limits, is_new=start is None, committed=committed)
         if start is None:
             self._warn_of_removed()
         self._register_reader()
@@ -206,7 +205,12 @@ class MicroBatchStream:
             self._streams.popitem()[1].close()
 
     def _poll(
-        self, starts: Mapping[str, PartitionOffset], limits: ReadLimits, *, is_new: bool
+        self,
+        starts: Mapping[str, PartitionOffset],
+        limits: ReadLimits,
+        *,
+        is_new: bool,
+        committed: bool,
     ) -> tuple[list[str], dict[str, PollResult]]:
         """Return which partitions there are now, and what waits in these and those of the start.
 
@@ -214,6 +218,7 @@ class MicroBatchStream:
             starts: Where the micro-batch starts in each partition that the query knows.
             limits: What one trigger may read.
             is_new: Whether the query has read nothing yet.
+            committed: Whether the start is in Spark's commit log.
         """
         most = MOST_ENTRIES if limits == ReadLimits() else READ_AHEAD
         polls: dict[str, PollResult] = {}
@@ -225,7 +230,12 @@ class MicroBatchStream:
                 return
             partitions = len(starts) if name in starts else len(current)
             share = limits.batches or max(1, most // partitions)
-            polls[name] = self._stream(name).poll(starts.get(name), share, earliest=not is_new)
+            polls[name] = self._stream(name).poll(
+                starts.get(name),
+                share,
+                earliest=not is_new,
+                committed=committed and name not in self._left,
+            )
 
         first: list[str | None] = [*starts]
         if self._frozen is not None:

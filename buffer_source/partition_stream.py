@@ -136,7 +136,12 @@ class PartitionStream:
             self.acknowledged = end
 
     def poll(
-        self, start: PartitionOffset | None, most: int = EVERYTHING, *, earliest: bool = False
+        self,
+        start: PartitionOffset | None,
+        most: int = EVERYTHING,
+        *,
+        earliest: bool = False,
+        committed: bool = False,
     ) -> PollResult:
         """Return what waits after ``start``, by at most one read of the manifest.
 
@@ -146,7 +151,10 @@ class PartitionStream:
             most: Most entries that one trigger may read.
             earliest: Without a start, begin with the oldest entry and not at ``startingOffsets``:
                 the partition is new to a query that has begun.
+            committed: The start is in Spark's commit log: let what was read before it leave first.
         """
+        if committed and start is not None and start != self.acknowledged:
+            self.acknowledge(start)
         session = self._opened(start, "" if start is None else start.queue)
         self._is_fresh = False
         if start is None:
@@ -305,14 +313,10 @@ class PartitionStream:
         # An open transaction is read again from its first batch, so what is missing from there on
         # stays known.
         stable_end = isolated.rule.stable_end(end)
-        before = () if poll.start is None else poll.start.missing
-        known = [sequence for sequence in before if sequence >= stable_end]
+        if poll.start is not None:
+            missing[:0] = [number for number in poll.start.missing if number >= stable_end]
         return PartitionOffset(
-            end,
-            poll.base,
-            isolated.rule.to_dict(),
-            session.queue_id,
-            (*known, *missing),
+            end, poll.base, isolated.rule.to_dict(), session.queue_id, tuple(missing)
         )
 
     def _taken(

@@ -89,8 +89,9 @@ class QueueSession:
         try:
             # Before anything is claimed or dropped (failure F4).
             self._check_identity(queue_id)
-            known = stable_end > 0 or (start is not None and self._options.reader)
-            retrying(self._read_from, stable_end if known else None)
+            # A log's reader may go back to sequence 0; a queue's consumer cannot.
+            is_given = stable_end > 0 or (start is not None and self._options.reader)
+            retrying(self._read_from, stable_end if is_given else None)
             if start is not None:
                 self._check_holds(start, stable_end)
         except errors.QueueReset as error:

@@ -191,7 +191,7 @@ def test_a_self_join_says_what_does_work_and_that_does(query: Query, store: str)
     run = twice.writeStream.format("noop").start()
     try:
         with pytest.raises(
-            StreamingQueryException, match=r"DataFrame with itself.*Join within foreachBatch"
+            StreamingQueryException, match=r"joined with itself.*Join within foreachBatch"
         ):
             run.awaitTermination(LONG_S)
     finally:

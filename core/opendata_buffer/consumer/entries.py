@@ -141,14 +141,7 @@ class EntryConsumer:
         log.info("epoch %d owns %s, reads from %d", self.epoch, config.manifest_path, first)
         metrics.consumer_lag_seconds.watch(self, EntryConsumer._lag_s, self._queue.labels)
         metrics.oldest_unacked_seconds.watch(self, EntryConsumer._unacked_s, self._queue.labels)
-        self._gc: GarbageCollector | None = None
-        if config.gc.enabled:
-            epoch = self.epoch if isinstance(self._queue, Queue) else None
-            self._gc = GarbageCollector(opened, config, runtime=self._runtime, epoch=epoch)
-            self._gc.start()
-            # A consumer that is dropped without close() must not leave its collector running
-            # (failure F9).
-            weakref.finalize(self, self._gc.abandon)
+        self._gc = self._started_collector(opened) if config.gc.enabled else None
 
     @property
     def position(self) -> Position | None:
@@ -394,6 +387,15 @@ class EntryConsumer:
         finally:
             if self._gc is not None:
                 self._gc.stop()
+
+    def _started_collector(self, store: Store) -> GarbageCollector:
+        epoch = self.epoch if isinstance(self._queue, Queue) else None
+        collector = GarbageCollector(store, self._config, runtime=self._runtime, epoch=epoch)
+        collector.start()
+        # A consumer that is dropped without close() must not leave its collector running
+        # (failure F9).
+        weakref.finalize(self, collector.abandon)
+        return collector
 
     def _offer(self, limit: int) -> bool:
         progress, manifest = self._progress, self._read()

@@ -88,13 +88,7 @@ def take_over(
         DataLoss: Entries after the position were dequeued by another program.
         OpenDataBufferError: As :class:`.Consumer`.
     """
-    start = position
-    progress = None
-    if isolation is not None:
-        progress = QueueProgress(config.data_path_prefix, isolation, position=position)
-        if position is not None:
-            needed = progress.first_needed
-            start = Position(position.queue_id, needed - 1) if needed else None
+    start = _claim_position(config, position, isolation)
     with start_deadline(config, runtime):
         if queue is None:
             queue = _claimed_queue(
@@ -124,16 +118,13 @@ def take_over(
             write_consumer_info(store, config, runtime, manifest.epoch, program=program)
             note = partial(amend_consumer_info, store, config, runtime, manifest.epoch)
     first = manifest.first_sequence
-    if isolation is not None and position is None:
-        progress = QueueProgress(config.data_path_prefix, isolation, first)
-    elif isolation is not None and position is not None:
-        _check_resumable(position, queue, config, store.url, manifest.next_sequence)
-        if start is None and first:
-            # The position needs sequence 0, which the claim did not check.
-            if not allow_data_loss:
-                hint = "Another consumer read this queue. Accept the loss explicitly."
-                raise DataLoss(config.manifest_path, 0, first, hint)
-            warn_data_loss(config.manifest_path, 0, first)
+    progress = None
+    if isolation is not None:
+        if position is not None:
+            _check_resumable(position, queue, config, store.url, manifest.next_sequence)
+            if start is None and first:
+                _report_loss_of_first(config, first, allowed=allow_data_loss)
+        progress = QueueProgress(config.data_path_prefix, isolation, first, position)
     if last_acked is not None and first > last_acked + 1:
         warn_data_loss(config.manifest_path, last_acked + 1, first)
     return TakenQueue(queue, manifest, progress, repeats, note)
@@ -259,6 +250,27 @@ def warn_data_loss(key: str, needed: int, oldest: int) -> None:
 def start_deadline(config: QueueConfig, runtime: Runtime) -> AbstractContextManager[None]:
     """Give the requests of one start or one close together the time that one change may take."""
     return deadline(runtime, config.timeout_ms / 1000 + LAST_READ_S)
+
+
+def _claim_position(
+    config: ConsumerConfig, position: Position | None, isolation: str | None
+) -> Position | None:
+    """Return the position to claim the queue at: before the entries of open transactions."""
+    if isolation is None:
+        return position
+    # Without a position, too: an unknown isolation level is refused before anything is claimed.
+    progress = QueueProgress(config.data_path_prefix, isolation, position=position)
+    if position is None or not progress.first_needed:
+        return None
+    return Position(position.queue_id, progress.first_needed - 1)
+
+
+def _report_loss_of_first(config: ConsumerConfig, first: int, *, allowed: bool) -> None:
+    """Report that a position needs sequence 0, which is gone and which the claim did not check."""
+    if not allowed:
+        hint = "Another consumer read this queue. Accept the loss explicitly."
+        raise DataLoss(config.manifest_path, 0, first, hint)
+    warn_data_loss(config.manifest_path, 0, first)
 
 
 def _claimed_queue(
