@@ -31,8 +31,8 @@ stores a segment, then adds it to the index with compare-and-swap, then removes 
 manifest. If it is killed in between, there is an unnamed segment, which the collector deletes, or
 there are entries in both places. No entry is ever in neither (failure F43).
 
-**Reading.** A reader reads the manifest first and the index second. Whatever left the manifest in
-between is then in the index (decision 0038). :class:`LogView` is the two of them together.
+**Reading.** A reader reads the manifest first and the index second. An entry that left the manifest
+in between is then in the index (decision 0038). :class:`LogView` is the two of them together.
 
 **Things that can go wrong:**
 
@@ -510,8 +510,8 @@ class Log:
     def check_gap(self, index: LogIndex, manifest: Manifest) -> None:
         """Check that no segment has the entries missing between index and manifest.
 
-        The marker may lag behind the index that it guards, so this looks at what is stored: one
-        listing for each new gap.
+        The marker may lag behind the index that it guards, so this looks at the stored segments:
+        one listing for each new gap.
 
         Raises:
             OldIndex: Segments are stored that have the missing entries.
@@ -782,7 +782,7 @@ class Log:
     def oldest_name_ms(self, index: LogIndex) -> int | None:
         """Return the earliest time in the names of batches that are kept in segments.
 
-        None if there is no segment. Reads at most the page that contains the floor.
+        None without a segment. Reads at most the page that contains the floor.
         """
         found = []
         waiting = [(part, level) for level, parts in enumerate(index.levels) for part in parts]
@@ -993,8 +993,8 @@ class LogView:
         that one does, and is kept until a next one exists (failure F50).
 
         Args:
-            time_ms: The retention keeps what was written since then, milliseconds since the Unix
-                epoch.
+            time_ms: The retention keeps batches written at this time or later, in milliseconds
+                since the Unix epoch.
             now_ms: The clock of the collector.
 
         Raises:
@@ -1023,6 +1023,6 @@ class LogView:
         found = self.log.find(self.index, location, max(since, self.first_sequence))
         return self.manifest.find(location) if found is None else found
 
-    def behind(self, sequence: int) -> LogView:
+    def starting_at(self, sequence: int) -> LogView:
         """Return the same entries from a later sequence on."""
         return replace(self, first_sequence=max(sequence, self.first_sequence))

@@ -232,7 +232,7 @@ class IndexMark:
         """Return the marker, to compare with an index that is read later. One conditional GET.
 
         Returns:
-            The marker; None if there is none, or it cannot be read. Claiming the queue raises that
+            The marker; None if it does not exist or cannot be read. Claiming the queue raises that
             error.
 
         Raises:

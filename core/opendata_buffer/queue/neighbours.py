@@ -83,10 +83,10 @@ def check_prefix_is_free(store: Store, config: QueueConfig) -> None:
         inner = data_path_prefix[len(root) :].lstrip("/")
         if _is_beside_partitions(store, root, inner):
             raise errors.InvalidInput(
-                f"there is a topic at {_root_text(root)}, and {data_path_prefix!r} is none of its "
-                "partitions: readers of the topic would not see this queue. Use a TopicProducer "
-                "or TopicConsumer, one partition (--partition 0, in Python Topic.config_of), or "
-                "another store for a queue."
+                f"there is a topic at {_root_text(root)}, and {data_path_prefix!r} is not one of "
+                "its partitions: readers of the topic would not see this queue. Use a "
+                "TopicProducer or TopicConsumer, one partition (--partition 0, in Python "
+                "Topic.config_of), or another store for a queue."
             )
     if PARTITION_NAME.fullmatch(parts[-1]) is None:
         for root in outer:

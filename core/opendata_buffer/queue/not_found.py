@@ -35,7 +35,7 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
 def no_such_queue(
     store: Store, config: QueueConfig, *, creates: bool = False
 ) -> errors.InvalidInput:
-    """Return the error of a program that found no manifest. It says what is there instead.
+    """Return the error of a program that found no manifest, with the nearest thing there.
 
     Args:
         store: Where the program looked.

@@ -63,7 +63,7 @@ NOTE_INTERVAL_S = 60.0
 
 
 class QueueClaim:
-    """A claim of a data prefix, with what the owner marker remembers about the manifest.
+    """A claim of a data prefix, with the watermark of its manifest.
 
     Not thread-safe: it belongs to one :class:`.Queue`, which writes the watermark through it.
 
@@ -390,7 +390,7 @@ def misplaced(
         use += f" and manifest_path={config.manifest_path!r}"
     return (
         f"no batch of the queue with manifest {config.manifest_path!r} lies in the data prefix "
-        f"{prefix!r}: what was read would never be collected. Its batches lie in {right!r}: use "
-        f"{use}. If {owner_key(prefix)!r} is there, 'opendata-buffer fsck "
+        f"{prefix!r}, so batches would never be deleted after they were read. Its batches lie in "
+        f"{right!r}: use {use}. If {owner_key(prefix)!r} is there, 'opendata-buffer fsck "
         f"{words} --repair' puts it where it belongs."
     )

@@ -425,8 +425,8 @@ class ReaderQueue:
             self.check_epoch(view, self._claimed.epoch)
 
     def _lost(self, needed: int, index: LogIndex, why: str) -> errors.DataLoss:
-        # Without a name here, the program keeps its own position: resetting the reader does not
-        # help it, and its caller adds what does.
+        # Without a name here, the program keeps its own position. Resetting the reader would not
+        # help, and the caller adds other advice.
         if self._log.reader:
             words = f"{queue_hint(self._store.url, self._config)} {self.name}"
             why = (

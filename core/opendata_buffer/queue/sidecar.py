@@ -259,8 +259,8 @@ class SidecarFields:
     def others(self) -> dict[str, Any]:
         """Return the fields that were not read yet.
 
-        Call it after every known field was read. What remains was written by a later release, and
-        must be written back.
+        Call it after every known field was read. The remaining fields were written by a later
+        release, and must be written back.
         """
         return {name: self._values[name] for name in self._values if name not in self._read}
 

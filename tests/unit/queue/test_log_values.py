@@ -334,9 +334,9 @@ def test_a_view_counts_what_is_there_and_names_what_is_gone() -> None:
     assert available == [4, 7, 12, 12, 16, 23, 29]
     whole = view(4, replace(index, end=23, lost=()), queued(23, 7))
     assert list(whole.gaps) == []
-    later = found.behind(26)
+    later = found.starting_at(26)
     assert (later.first_sequence, later.entry_count) == (26, 4)
-    assert found.behind(2).first_sequence == 4
+    assert found.starting_at(2).first_sequence == 4
 
 
 def test_a_view_of_a_manifest_alone_reads_its_entries() -> None:
@@ -374,5 +374,5 @@ def test_a_location_is_found_in_segments_and_in_the_manifest() -> None:
     assert [found.find(house.locations[at], 0) for at in (3, 19, 59)] == [3, 19, 59]
     assert found.find(house.locations[59], 59) == 59
     assert found.find(house.locations[3], 20) is None, "segments before are not read"
-    assert found.behind(20).find(house.locations[3], 0) is None
+    assert found.starting_at(20).find(house.locations[3], 0) is None
     assert found.find("ingest/other.batch", 0) is None

@@ -31,7 +31,7 @@ def claim(store: MemoryStore, prefix: str) -> None:
         (f"lake/orders/{TOPIC_KEY}", "lake/orders", "a topic at 'lake/orders'"),
         (f"lake/orders/{TOPIC_KEY}", "lake", "'lake' lies around the topic at 'lake/orders'"),
         *(
-            (TOPIC_KEY, prefix, rf"topic at the root .* '{prefix}' is none of its")
+            (TOPIC_KEY, prefix, rf"topic at the root .* '{prefix}' is not one of its")
             for prefix in ("ingest", "p-0", "p-00000/a", "a/p-00000")
         ),
     ],
@@ -62,7 +62,7 @@ def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> Non
     claim(store, "p-00000-04pn")
     claim(store, "p-00001")
     for prefix in ("p-00000", "p-00002", "p-00000-04pn/a"):
-        with pytest.raises(InvalidInput, match=rf"'{prefix}' is none of its partitions"):
+        with pytest.raises(InvalidInput, match=rf"'{prefix}' is not one of its partitions"):
             claim(store, prefix)
 
 
