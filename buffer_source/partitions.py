@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 VERSION = 2
 _READABLE = (1, 2)
 
-ONLY = "0"  # the partition of a source that reads one queue
+ONLY = "0"
+"""The partition of a source that reads one queue."""
 
 _OF_ANOTHER = (
     "the checkpoint belongs to another query. Give this query a checkpointLocation of its own"
@@ -48,11 +49,15 @@ INITIAL: dict[str, Any] = {"v": VERSION, "at": "start"}
 class PartitionOffset:
     """How far one queue was read: everything below sequence ``next``.
 
-    ``base`` is where reading began: the resolved ``startingOffsets``, or the sequence reading
-    continued at behind a loss, when ``failOnDataLoss`` is false. ``missing`` are the sequences of
-    the micro-batch that ends here which it passes by, as their objects were gone when it was
-    planned: a replay that asked again might find otherwise. Those of earlier ones stay while an
-    open transaction begins in front of them.
+    Attributes:
+        next: The first sequence that was not read.
+        base: Where reading began: the resolved ``startingOffsets``, or the sequence where reading
+            continued after a loss that ``failOnDataLoss`` allowed.
+        transactions: The state of the rule of transactions, small JSON.
+        queue: The queue's id, without which sequences mean nothing; empty if it has none.
+        missing: Sequences of the micro-batch that ends here which it skips, because their objects
+            were gone when it was planned: a replay that asked again might find otherwise. Those of
+            earlier micro-batches stay while an open transaction begins before them.
     """
 
     next: int
@@ -62,9 +67,10 @@ class PartitionOffset:
     missing: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """``{"queue":"01..","next":7,"base":0,"txn":{},"missing":[5]}``, keys in this order.
+        """Return the position as Spark stores it, keys in this order.
 
-        Without ``missing`` where no batch was.
+        ``{"queue":"01..","next":7,"base":0,"txn":{},"missing":[5]}``, without ``missing`` if no
+        batch was.
         """
         missing = {"missing": list(self.missing)} if self.missing else {}
         return {
@@ -77,7 +83,11 @@ class PartitionOffset:
 
     @classmethod
     def from_json(cls, position: Mapping[str, Any]) -> PartitionOffset:
-        """Read back what :meth:`to_json` wrote; a damaged position is an error."""
+        """Read back what :meth:`to_json` wrote.
+
+        Raises:
+            InvalidInput: The position is damaged.
+        """
         following, base, transactions = (position.get(key) for key in ("next", "base", "txn"))
         queue, missing = position.get("queue", ""), position.get("missing", [])
         if not (
@@ -93,7 +103,7 @@ class PartitionOffset:
         return cls(following, base, transactions, queue, tuple(missing))  # type: ignore[arg-type]
 
     def begin_of(self, start: PartitionOffset | None) -> int:
-        """First sequence of the micro-batch from ``start`` to this position; pure, for replays."""
+        """Return the first sequence of the micro-batch from ``start`` to here; pure."""
         if start is None or self.base != start.base or self.next < start.next:
             return self.base
         return start.next
@@ -107,7 +117,11 @@ class SourceOffset:
 
     @property
     def only(self) -> PartitionOffset:
-        """The position of a source that reads one queue; an error for other partitions."""
+        """The position of a source that reads one queue.
+
+        Raises:
+            InvalidInput: The offset is about other partitions.
+        """
         if set(self.partitions) != {ONLY}:
             raise InvalidInput(
                 f"the checkpoint is about partitions {sorted(self.partitions)}, and this source "
@@ -116,7 +130,10 @@ class SourceOffset:
         return self.partitions[ONLY]
 
     def to_json(self) -> dict[str, Any]:
-        """The offset as Spark stores it: ``{"v":2,"partitions":{"0":{...}}}``, names in order."""
+        """Return the offset as Spark stores it, names in order.
+
+        ``{"v":2,"partitions":{"0":{...}}}``
+        """
         return {
             "v": VERSION,
             "partitions": {
@@ -128,7 +145,8 @@ class SourceOffset:
     def from_json(cls, offset: Mapping[str, Any] | None) -> SourceOffset | None:
         """Read an offset of version 1 or 2; None stands for :data:`INITIAL`.
 
-        InvalidInput for what is no offset of this source, or one of a newer version of it.
+        Raises:
+            InvalidInput: It is not an offset of this source, or one of a newer version.
         """
         if not isinstance(offset, Mapping) or "v" not in offset:
             raise InvalidInput(
@@ -189,12 +207,19 @@ class SourcePartitions:
         return self._topic
 
     def names(self) -> list[str]:
-        """All partitions there are now; of a topic by one read, QueueReset if it was replaced."""
+        """Return all partitions there are now, for a topic by one read.
+
+        Raises:
+            QueueReset: The topic was replaced.
+        """
         return [ONLY] if self.topic is None else self.topic.read().names
 
     def register_reader(self, is_new: bool) -> None:
-        """Make the query's reader one of the whole topic, if the topic does not name it or if it
-        ``is_new`` to a partition (failure F47); once in a run."""
+        """Register the query's reader on the whole topic, once in a run (failure F47).
+
+        Args:
+            is_new: Register it also if the topic names it, because it is new to a partition.
+        """
         if self.topic is None or self._registered:
             return
         if is_new or self._options.reader not in (self.topic.description.readers or {}):
@@ -202,7 +227,7 @@ class SourcePartitions:
         self._registered = True
 
     def options_of(self, name: str) -> SourceOptions:
-        """What the query asked for, with the queue of one partition."""
+        """Return what the query asked for, with the queue of one partition."""
         return self._options if self.topic is None else self._options.of_partition(name)
 
     def check(self, offset: SourceOffset | None) -> None:
@@ -224,7 +249,7 @@ class SourcePartitions:
     def remove_drained(self, empty: Iterable[str]) -> None:
         """Take drained partitions that are empty out of the topic; a failure is put off.
 
-        Only the consumer of a partition knows that it is done with it.
+        Only the consumer of a partition knows that it is read to its end.
         """
         topic = self._topic
         if (
@@ -266,7 +291,7 @@ class SourcePartitions:
 
 
 def read_only(options: SourceOptions, store: Store, runtime: Runtime) -> ReadOnlyReader:
-    """A reader that takes nothing out of the queue and writes nothing."""
+    """Return a reader that takes nothing out of the queue and writes nothing."""
     return ReadOnlyReader(
         options.consumer,
         store=store,
@@ -285,10 +310,11 @@ def check_start(options: SourceOptions, store: Store, runtime: Runtime) -> None:
 
 
 def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, url: str) -> int:
-    """The sequence that the options start at in a queue from ``first`` on; not below that.
+    """Return the sequence at which the options start; not below ``first``, the queue's first.
 
-    Raises InvalidInput for one beyond the end, or before which a query would acknowledge unread
-    batches; DataLoss for one that is not queued any more.
+    Raises:
+        InvalidInput: It is past the end, or a query would acknowledge unread batches before it.
+        DataLoss: It is not queued any more.
     """
     wanted, since_ms = options.starting_offsets, options.starting_timestamp_ms
     key = options.queue.manifest_path
@@ -320,9 +346,11 @@ def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, u
 
 @in_options()
 def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | LogView | None:
-    """The queue's manifest, or all that a log keeps; None for a partition never written to.
+    """Return the queue's manifest, or all that a log keeps; None for a partition never written.
 
-    InvalidInput without a queue; QueueReset for a lost manifest, unless it is allowed (failure F4).
+    Raises:
+        InvalidInput: There is no queue.
+        QueueReset: The manifest is lost, and that is not allowed (failure F4).
     """
     manifest = read_only(options, store, runtime).find()
     if manifest is None:
@@ -347,18 +375,19 @@ def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> Invalid
 
 
 def oldest_ms(batch: BatchDescriptor) -> int | None:
-    """When the batch's oldest record was ingested, milliseconds since the Unix epoch.
+    """Return when the batch's oldest record was ingested, milliseconds since the Unix epoch.
 
-    Else the time of its name, which a Spark sink dates ahead; None without either.
+    Without metadata it is the time of its name, which a Spark sink dates ahead; None without
+    either.
     """
     times = [each.ingestion_time_ms for each in batch.metadata]
     return min(times) if times else location_timestamp_ms(batch.location)
 
 
 def sequence_since(view: Manifest | LogView, since_ms: int) -> int:
-    """The first batch with a record ingested at that time or later; the end if none has.
+    """Return the first batch with a record ingested at ``since_ms`` or later, or the end.
 
-    Warns where the time is before all that is queued, and earlier batches have left the queue.
+    Warns if the time is before all that is queued, and earlier batches have left the queue.
     """
     first = next(iter(view.entries(limit=1)), None) if isinstance(view, Manifest) else None
     oldest = oldest_ms(first) if first is not None and first.sequence > 0 else None
@@ -378,12 +407,12 @@ def _utc(ms: int) -> str:
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"  # no year that datetime has: times of other writers may be anything
+        return f"{ms} ms"  # Times of other writers may be anything, also past datetime's years.
 
 
 @in_options()
 def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None:
-    """Refuse a path that no queue was ever made at; a manifest that was lost is not this."""
+    """Refuse a path where no queue was ever made; a manifest that was lost is another error."""
     if read_only(options, store, runtime).find() is not None:
         return
     claim = check_owner(store, options.consumer, runtime=runtime)
@@ -394,7 +423,7 @@ def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None
 
 @in_options()
 def claimed(options: SourceOptions, store: Store, runtime: Runtime) -> QueueClaim | None:
-    """The queue's claim. With ``acknowledge`` it is made where there is none."""
+    """Return the queue's claim. With ``acknowledge`` it is made if there is none."""
     config, grace_ms = options.consumer, options.gc.grace_period_ms
     if options.acknowledge:
         return claim_for_writing(store, config, runtime=runtime, grace_ms=grace_ms)

@@ -1,7 +1,8 @@
 """The size of waiting batches, the number that a trigger reads, and their division among tasks.
 
-:class:`BatchSizes` asks the store for sizes and records; all else here is pure. "Partition" is a
-partition of a topic here. Spark's ``InputPartition`` is a task's input, :class:`TaskBatches`.
+:class:`BatchSizes` asks the store for sizes and records; everything else here is pure. "Partition"
+means a partition of a topic here. Spark's ``InputPartition`` is the input of a task,
+:class:`TaskBatches`.
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True)
 class PartitionBatch(BatchDescriptor):
-    """A queued batch of one partition, or of ``parts`` that tasks share the one numbered ``part``.
+    """A queued batch of one partition, or the part of it that one of several tasks reads.
 
-    ``partition`` is the partition's name in offsets and in the column of that name.
+    Attributes:
+        partition: The partition's name in offsets and in the column of that name.
+        part: The number of this part, from 0.
+        parts: Into how many parts the batch is divided.
     """
 
     partition: str = ONLY
@@ -64,15 +68,15 @@ class PartitionBatch(BatchDescriptor):
 
     @classmethod
     def within(cls, partition: str, batch: BatchDescriptor) -> PartitionBatch:
-        """The batch as one of a partition."""
+        """Return the batch as one of a partition."""
         return cls(batch.sequence, batch.location, batch.metadata, batch.size, partition=partition)
 
     def rows(self, count: int) -> range:
-        """The rows of this part, of ``count`` in the batch: each is in one part."""
+        """Return the rows of this part, of ``count`` in the batch: each row is in one part."""
         return range(count * self.part // self.parts, count * (self.part + 1) // self.parts)
 
     def shared_by(self, parts: int) -> list[PartitionBatch]:
-        """The batch for several tasks, in the order of its rows."""
+        """Return the batch for several tasks, in the order of its rows."""
         if parts == 1:
             return [self]
         return [replace(self, part=part, parts=parts) for part in range(parts)]
@@ -106,18 +110,21 @@ class BatchSizes:
         self._average = UNKNOWN_SIZE
 
     def sizes(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        """Stored bytes of each; lists those that are unknown. A deleted batch counts as average."""
+        """Return stored bytes of each; lists those that are unknown.
+
+        A deleted batch counts as average.
+        """
         self._measure(batches)
         return self._known(batches)
 
     def total(self, batches: Sequence[BatchDescriptor]) -> int | None:
-        """Stored bytes of all, where the size of each is known; makes no request."""
+        """Return stored bytes of all, if the size of each is known; makes no request."""
         found = [self._sizes.get(each.location) for each in batches]
         known = [size for size in found if size is not None]
         return sum(known) if len(known) == len(found) else None
 
     def estimates(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        """As :meth:`sizes`, but lists only when that is cheap beside reading the batches."""
+        """Return sizes as :meth:`sizes`, but list only if that is cheap next to reading them."""
         unknown = sum(1 for each in batches if each.location not in self._sizes)
         # With fewer batches than tasks that the user asked for, it is worth a listing to see
         # whether tasks can share one.
@@ -134,7 +141,7 @@ class BatchSizes:
         return self._known(batches)
 
     def records(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        """Records of each, from the footers: no listing shows them."""
+        """Return the records of each, from the footers: a listing does not show them."""
         unknown = [each for each in batches if each.sequence not in self._records]
         if unknown:
             self._measure(unknown)
@@ -144,7 +151,7 @@ class BatchSizes:
         return [self._records[each.sequence] for each in batches]
 
     def missing(self, batches: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
-        """Those whose object does not exist, by a request for each."""
+        """Return the batches whose object does not exist, by a request for each."""
         exists = self._fetched(self._exists, batches)
         return [each for each, found in zip(batches, exists, strict=True) if not found]
 
@@ -197,7 +204,7 @@ class BatchSizes:
     def _fetched(
         self, fetch: Callable[[BatchDescriptor], T], batches: Sequence[BatchDescriptor]
     ) -> Iterator[T]:
-        """One small request for each batch, several at the same time."""
+        """Make one small request for each batch, several at the same time."""
         from opendata_buffer.consumer.fetch import fetch_many  # 10 ms, and most plans need none
 
         return fetch_many(
@@ -233,11 +240,17 @@ def rate_limit(
     *,
     chunk: int = 64,
 ) -> int:
-    """How many of the batches that wait, from the front, one trigger reads.
+    """Return how many of the batches that wait, from the front, one trigger reads.
 
     Limits are soft: a first batch larger than one would otherwise stop the stream for good.
-    ``sizes`` and ``records`` measure ``chunk`` batches together, which costs requests, and no more
-    of them than the limits may admit.
+
+    Args:
+        batches: The batches that wait, in order.
+        limits: What one trigger may read.
+        sizes: Returns stored bytes of batches; asked for ``chunk`` batches together, because it
+            makes requests, and for no more of them than the limits may admit.
+        records: Returns records of batches, as ``sizes``.
+        chunk: Batches that are measured together.
     """
     most = len(batches) if limits.batches is None else min(len(batches), limits.batches)
     if limits.bytes is None and limits.records is None:
@@ -259,11 +272,14 @@ def rate_limit(
 
 
 def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]:
-    """The order in which a trigger takes batches from several queues, as indices of queues.
+    """Yield the order in which a trigger takes batches from queues, as indices of queues.
 
     Wherever it is cut, each queue has a share in proportion to its backlog, and at least one batch
-    before any has two. Equal queues are taken in the order they are given. ``lengths`` are the
-    batches that may be taken of each queue, ``backlogs`` those that wait, which may be more.
+    before any has two. Equal queues are taken in the order they are given.
+
+    Args:
+        lengths: Batches that may be taken of each queue.
+        backlogs: Batches that wait in each, which may be more.
     """
     heap = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
     while heap:
@@ -300,7 +316,7 @@ def plan_tasks(
 
 
 def _share(total: int, parallelism: int) -> int:
-    """Bytes of a task; tasks fill whole rounds, so that in the last one no core waits."""
+    """Return the bytes of a task, so that tasks fill whole rounds and no core waits in the last."""
     rounds = max(1, -(-total // (parallelism * MAX_TASK_BYTES)))
     return -(-total // (parallelism * rounds))
 
@@ -315,9 +331,13 @@ def pack(
 ) -> list[tuple[T, ...]]:
     """Divide batches among tasks: contiguous, in order, of about equal cost.
 
-    ``parallelism`` tasks run at the same time; ``at_least`` tasks are made while there are batches
-    for them. A task begins at each index in ``begins``: of a batch that tasks share none reads two
-    parts, as it would fetch the batch twice.
+    Args:
+        batches: The batches, in the order they are read.
+        sizes: Stored bytes of each.
+        parallelism: Tasks that run at the same time.
+        at_least: Make this many tasks while there are batches for them.
+        begins: Indices at which a task begins: no task reads two parts of one batch, because it
+            would fetch the batch twice.
     """
     if not batches:
         return []
