@@ -296,7 +296,8 @@ class WebSocketPort:
             max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
             create_connection=CountedConnection,
             compression=None,
-            open_timeout=HANDSHAKE_S,
+            # For TLS and HTTP: a client waits as long, with hundreds that connect at once.
+            open_timeout=CONNECT_S,
             close_timeout=1,
             ping_interval=PING_S,
             ping_timeout=PONG_S,
