@@ -52,6 +52,7 @@ CONFIG = ConsumerConfig(store="memory://bench", gc=NO_COLLECTOR)
 
 OBJECT_BYTES = sized(8 * MIB, tiny=MIB // 64)
 OBJECTS = sized(32, tiny=2)
+SIZES = sized((100, 1_000), tiny=(1_000,))  # bytes of a record
 RUNS = sized(5, tiny=1)
 COPY_BYTES = sized(64 * MIB, tiny=MIB // 64)
 GOALS = {("arrow", 100): 10.8, ("bytes", 100): 6.0, ("arrow", 1000): 1.3, ("bytes", 1000): 1.3}
@@ -187,7 +188,7 @@ def near_row() -> Row:
 
 def rate_rows() -> Iterator[Row]:
     """Measure each way to read, with records of 100 and of 1,000 bytes."""
-    for size in (100, 1000):
+    for size in SIZES:
         with tempfile.TemporaryDirectory() as directory:
             queued = fill(
                 LocalStore(directory), records_of(size, OBJECT_BYTES // (size + 4)), OBJECTS
