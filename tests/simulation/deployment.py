@@ -63,8 +63,13 @@ T = TypeVar("T")
 URL = "memory://simulation"
 GRACE_S = 60.0
 MAX_SKEW_MS = 15 * 60 * 1000
-WAIT_S = 3_600.0
-"""Virtual seconds in which everything has to arrive once all faults are healed."""
+WAIT_S = 900.0
+"""Virtual seconds in which every record must arrive after all faults have healed. Histories of
+pairs need up to 72."""
+
+MAX_STEPS = 100_000
+"""Scheduling decisions after which a history counts as endless. Histories of pairs need up to
+35,000, and an endless history takes the whole limit."""
 
 TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed, QueueFull)
 """What a caller answers with another try."""
@@ -181,7 +186,7 @@ class Deployment(Dice):
     """
 
     def __init__(self, seed: int, *, shown: int | None = 80) -> None:
-        self.simulation = Simulation(seed, max_steps=400_000, shown=shown)
+        self.simulation = Simulation(seed, max_steps=MAX_STEPS, shown=shown)
         self.seed = seed
         self.log = self.simulation.log
         self.fail = self.simulation.fail
@@ -330,6 +335,14 @@ class Deployment(Dice):
             return
         self.network.kill(node.runtime)
         self.simulation.kill(node.runtime)
+
+    def restart_brokers(self) -> None:
+        """Kill every process that only serves as a broker; its supervisor starts another one."""
+        for node in self.nodes:
+            if node.alive and node.name.startswith("host"):
+                self.log(f"the operator restarts {node.name}")
+                self.faults["broker restart"] += 1
+                self.crash(node)
 
     def patiently(self, node: Node, call: Callable[[], T]) -> T:
         """Try again while the store does not answer."""

@@ -27,6 +27,7 @@ from opendata_buffer.errors import (
     ClaimLost,
     DataLoss,
     Drained,
+    Fenced,
     InvalidInput,
     ObjectNotFound,
     OpenDataBufferError,
@@ -517,6 +518,10 @@ class WorkerReader(Reader):
                 node.runtime.sleep(deployment.uniform(0.2, 2))
         except (*TROUBLE, *REPLACED) as error:
             deployment.log(f"{node.name}: {error}")
+            if isinstance(error, Fenced):
+                # A broker that another consumer fenced never takes the queue back (decision 0016).
+                # Its operator stops the other consumer and restarts it.
+                deployment.restart_brokers()
         for worker in workers.values():
             worker.close()
 

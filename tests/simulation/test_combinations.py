@@ -60,5 +60,11 @@ def test_three_features_keep_every_promise(seed: int) -> None:
     play(seed, TRIPLES[seed * 997 % len(TRIPLES)])
 
 
+def test_workers_take_a_queue_back_from_a_v1_consumer_when_their_broker_restarts() -> None:
+    """The broker outlives its workers, and stays fenced until its operator restarts it."""
+    deployment = simulate(105, ("workers", "broker", "v1 consumers"))
+    assert deployment.faults["broker restart"] > 0
+
+
 def test_the_table_of_pairs_is_that_of_the_code() -> None:
     assert is_current(Path(PATH).read_text()), "run: python -m tests.simulation.coverage"

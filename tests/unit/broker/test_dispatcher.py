@@ -187,6 +187,19 @@ def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_
     assert sequences(second.claim()) == [2]
 
 
+def test_a_fenced_broker_refuses_new_workers_until_it_restarts() -> None:
+    store = filled(3)
+    broker = Asking(store)
+    broker.claim()
+    EntryConsumer(CONFIG, store=store, runtime=RUNTIME, program="other").close()
+    epoch = epoch_of(store)
+    assert [broker.fails(), broker.fails()] == ["Fenced"] * 2
+    assert epoch_of(store) == epoch
+    broker.dispatcher.stop(5)
+    assert Asking(store).claim(3)["op"] == "claimed"
+    assert epoch_of(store) > epoch
+
+
 def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
     current = [True, False]
     asking = Asking(filled(1), is_current=lambda: current.pop(0))
