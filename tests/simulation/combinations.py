@@ -1,8 +1,14 @@
-"""Run the history of one combination of features, and try the combinations that are refused.
+"""Simulate one combination of features, or check that the code refuses it.
 
-::
+A pair of features can fail although each of them works alone. :func:`simulate` builds a deployment
+with all features of a combination, plays one history with faults, and lets the oracle check every
+promise. It also fails if a feature never acted, because the history then proves nothing about it,
+or if an object is left that no program needs. :func:`refuse` tries a pair that the code must
+refuse, and checks the error.
 
-    python -m tests.simulation.combinations 7 log expand        # seed 7, with the whole history
+The command line plays one history again, and prints all of it if it fails::
+
+    python -m tests.simulation.combinations 7 log expand        # seed 7
 """
 
 from __future__ import annotations
@@ -20,8 +26,14 @@ from tests.support.simulation import SimulationFailed
 
 
 def simulate(seed: int, names: Sequence[str], deployment: Deployment | None = None) -> Deployment:
-    """Play one history; ``SimulationFailed`` where a promise was broken, where a feature did not
-    take part, or where an object is left that nothing needs."""
+    """Play one history.
+
+    Returns:
+        The deployment after its history.
+
+    Raises:
+        SimulationFailed: A promise was broken, a feature did not act, or an orphan is left.
+    """
     deployment = deployment or Deployment(seed)
 
     def main() -> None:
@@ -41,8 +53,11 @@ def simulate(seed: int, names: Sequence[str], deployment: Deployment | None = No
 
 
 def refuse(names: Sequence[str]) -> str:
-    """Try a combination that is refused, in a deployment with all the rest of it; returns what the
-    error says."""
+    """Try a refused combination in an otherwise complete deployment.
+
+    Returns:
+        The text of the error.
+    """
     refusal = refusal_of(names)
     assert refusal is not None
     deployment = Deployment(0)
@@ -70,7 +85,7 @@ def refuse(names: Sequence[str]) -> str:
 
 
 def replay(seed: int, names: Sequence[str]) -> str:
-    """The command that plays a history again."""
+    """Return the command that plays a history again."""
     words = " ".join(f"'{name}'" if " " in name else name for name in names)
     return f"python -m tests.simulation.combinations {seed} {words}"
 

@@ -1,9 +1,10 @@
-"""Write ``COVERAGE.md``: what is done about each pair of features.
+"""Write ``COVERAGE.md``, which shows how each pair of features is tested.
 
-::
+The table follows from the code: each pair is simulated, refused, or the same as one feature. A test
+compares the file with the code. The counts of objects at the end come from playing all pairs::
 
-    python -m tests.simulation.coverage              # the table alone
-    python -m tests.simulation.coverage --play 2     # and count what is left over two seeds a pair
+    python -m tests.simulation.coverage              # only the table
+    python -m tests.simulation.coverage --play 2     # also count objects, with two seeds a pair
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from tests.support.simulation import SimulationFailed
 
 PATH = Path(__file__).with_name("COVERAGE.md")
 GAPS = (
-    "An expired reader is told what it lost in each partition of a topic, but not in one that was "
-    "drained and has left the topic in the meantime: nothing opens that partition again "
+    "An expired reader of a topic gets an error about its losses in each partition, but not in a "
+    "partition that was drained and has left the topic, because no program opens it again "
     "(drain with expiry, seed 0).",
 )
-"""What the model excuses although a promise is broken."""
+"""Broken promises that the model excuses."""
 
 COUNTED = "## What is left in the store"
 
 
 def table() -> str:
-    """The part of the file that follows from the code alone."""
+    """Return the part of the file that follows from the code alone."""
     names = [*FEATURES]
     lines = [
         "# Combinations of features",
@@ -51,7 +52,7 @@ def table() -> str:
         "are the same as one. Two queues in a store share no object: a prefix inside another's is "
         "refused (`tests/unit/queue/test_neighbours.py`, failure F7).",
         "",
-        "A feature brings what it needs: an expansion comes with a topic, a reset with a log.",
+        "Each feature includes the features it needs: an expansion has a topic, a reset has a log.",
         "",
         "| | feature | needs | " + " | ".join(str(n + 1) for n in range(len(names))) + " |",
         "|---|---|---|" + "---|" * len(names),
@@ -76,7 +77,7 @@ def table() -> str:
 
 
 def cell(name: str, other: str) -> str:
-    """What is done about a pair."""
+    """Return the table's entry for a pair."""
     if name == other and not FEATURES[name].twice:
         return "="
     refusal = refusal_of((other, name))
@@ -84,13 +85,13 @@ def cell(name: str, other: str) -> str:
 
 
 def is_current(text: str) -> bool:
-    """Whether the file's table is that of the code, and no orphans were counted."""
+    """Return whether the table matches the code, and no orphans were counted."""
     made, found, counted = text.partition(COUNTED)
     return made == table() and bool(found) and "\n| orphans | 0 |" in counted
 
 
 def count(seeds: int) -> str:
-    """Play all pairs, and count what they leave."""
+    """Play all pairs, and count the objects that they leave."""
     left, histories, orphans = Counter[str](), 0, 0
     began = time.process_time()
     for pair in pairs():

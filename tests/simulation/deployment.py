@@ -1,13 +1,29 @@
-"""One deployment: a store, processes around it, faults, and the history that a seed draws.
+"""Play one history of a whole deployment: a store, the processes that use it, and faults.
 
-A history has four parts. First the *features* of the combination prepare the store: a topic, a log,
-another client's layout. Then producers, readers, collectors, and an operator run at the same time;
-processes crash, freeze, lose answers, and are replaced while they still run. Then all faults are
-healed, and everything that was acknowledged has to arrive. At last everybody stops, the grace
-period passes, the collector runs, and what is left in the store is compared with what may be left.
+A :class:`Deployment` simulates a production system. Writers, readers, collectors, and
+brokers are separate processes that share one store. An operator runs commands. Time is virtual, and
+every choice comes from a seed, so one seed always gives the same history
+(:mod:`tests.support.simulation`). The clock, threads, network, and store are simulated; all other
+code is the real library.
 
-Time is virtual and one seed gives one history (:mod:`tests.support.simulation`). The code under
-test is the real one; only clock, threads, network, and store are simulated.
+A history has four parts:
+
+1. The *features* of the combination prepare the store. They create a topic, a log, or another
+   client's layout.
+2. All programs run at the same time. Processes crash, freeze, lose answers, and are replaced while
+   they still run. Meanwhile the operator follows a script, such as "expand the topic" or "reset a
+   reader".
+3. All faults heal. Every acknowledged record must now arrive within :data:`WAIT_S`.
+4. All programs stop, the grace period passes, and the collector runs. Then
+   :mod:`tests.simulation.orphans` checks the objects that are left.
+
+For example, a seed may kill a consumer between its read and its acknowledgement while a broker is
+paused. The :class:`.Oracle` sees every write to the store, every confirmation, and every delivery.
+It fails the history at the first broken promise.
+
+Two limits stop a history that cannot end. One limits the virtual time until all records arrive; the
+other limits the number of steps. An operator's part of the recovery belongs to the history too: the
+operator restarts fenced brokers, for example. Without that, a correct product would seem to hang.
 """
 
 from __future__ import annotations
@@ -72,18 +88,18 @@ MAX_STEPS = 100_000
 35,000, and an endless history takes the whole limit."""
 
 TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed, QueueFull)
-"""What a caller answers with another try."""
+"""Errors after which a caller tries again."""
 
 REPLACED = (Fenced, Superseded, Drained, Closed)
-"""What ends a process: another one took its place, or its partition has left."""
+"""Errors that end a process: another process took its place, or its partition left the topic."""
 
 ONE = ""
-"""The name of the partition of a queue that is not a topic."""
+"""The partition name of a queue that is not a topic."""
 
 
 @contextmanager
 def small_logs() -> Iterator[None]:
-    """Cut segments of a few entries, and remember few of the entries that were read."""
+    """Use log segments of a few entries, and remember few entries, to reach both limits soon."""
     with (
         mock.patch.object(Log, "most_entries", 8),
         mock.patch.object(Log, "left_entries", 3),
@@ -100,13 +116,13 @@ def small_logs() -> Iterator[None]:
 
 @dataclass(eq=False)
 class Node:
-    """One simulated process, and its way to the store."""
+    """One simulated process and its connection to the store."""
 
     name: str
     runtime: SimRuntime
     store: HarshStore
     writes_left: int | None = None
-    """It is killed when it wants to write once more than this often."""
+    """The process is killed when it attempts its next write after this many. None means never."""
 
     @property
     def alive(self) -> bool:
@@ -114,8 +130,11 @@ class Node:
 
 
 class NodeStore:
-    """One process's way to the shared store: another process may go on before and after each
-    access, and the oracle sees each change at the moment when it takes effect."""
+    """Connect one process to the shared store.
+
+    Other processes may run before and after each access. The oracle sees each change at the moment
+    it takes effect.
+    """
 
     def __init__(self, deployment: Deployment, node_name: str) -> None:
         self._deployment = deployment
@@ -173,16 +192,15 @@ class NodeStore:
 
 
 class Deployment(Dice):
-    """Everything that one history consists of; every choice comes from the seed.
+    """Hold everything that one history consists of. Every choice comes from the seed.
 
     Attributes:
-        happened: How often each feature took part, by its name. A feature that is in the
-            combination and not in here fails the history: it would test nothing.
+        happened: How often each feature took part, by its name. A history fails if a feature of its
+            combination is missing here, because it tested nothing of that feature.
         faults: How often each fault hit a process.
-        calm: All faults are healed.
-        over: Everybody has to end.
-        stopped: An operator has stopped all programs.
-        reader_names: Names of the readers of a log; empty for a queue.
+        calm: Whether all faults have healed.
+        over: Whether all programs must end.
+        stopped: Whether an operator has stopped all programs.
     """
 
     def __init__(self, seed: int, *, shown: int | None = 80) -> None:
@@ -202,7 +220,7 @@ class Deployment(Dice):
         self.broker = "off"
         self.wrong_clocks = False
         self.quiet_s = 0.0
-        """What has to pass at the end besides the grace period, seconds."""
+        """Seconds to wait at the end in addition to the grace period."""
         self.expiry_ms = 7 * 24 * 60 * 60 * 1000
         self.retention_ms: int | None = None
         self.isolation = "read_uncommitted"
@@ -210,16 +228,17 @@ class Deployment(Dice):
         self.nodes: list[Node] = []
         self.writers: list[SimTask] = []
         self.script: list[tuple[str, Callable[[], bool]]] = []
-        """What the operator does, in any order: a name, and a call that says whether it did."""
+        """The operator's steps, in any order: names, and functions that return whether they acted.
+        """
         self.script_done = False
         self.left: Counter[str] = Counter()
-        """How many objects of each kind the history left."""
+        """How many objects of each kind the history left in the store."""
         self.programs: list[Any] = []
         """The readers."""
         self.down: set[str] = set()
-        """Readers that are not started for now."""
+        """Readers that must not run at the moment."""
         self.backups: dict[str, Any] = {}
-        """Copies that an operator keeps of some objects."""
+        """Copies of some objects that an operator keeps."""
         self.turns: list[str] = []
         """Programs that read the same queue, one after the other."""
         self.turn = 0
@@ -248,18 +267,18 @@ class Deployment(Dice):
     # Where things are.
 
     def partition_of_manifest(self, key: str) -> str | None:
-        """The partition whose manifest this key is."""
+        """Return the partition of a manifest's key, or None for another object."""
         if self.is_topic:
             name, _, rest = key.partition("/")
             return name if rest == "manifest" else None
         return ONE if key == self.config(QueueConfig).manifest_path else None
 
     def partition_of(self, key: str) -> str:
-        """The partition to which an object belongs."""
+        """Return the partition to which an object belongs."""
         return key.partition("/")[0] if self.is_topic else ONE
 
     def config(self, kind: type[Any], partition: str = ONE, **settings: Any) -> Any:
-        """A configuration of the queue, of the topic, or of one partition of it."""
+        """Return a configuration of the queue, the topic, or one partition of the topic."""
         settings.setdefault("store_options", StoreOptions(timeout_ms=20_000))
         if not self.is_topic:
             settings |= {"data_path_prefix": self.prefix, "manifest_path": self.manifest_path}
@@ -267,7 +286,7 @@ class Deployment(Dice):
         return Topic.config_of(partition, made) if partition else made
 
     def producer_config(self, partition: str = ONE) -> ProducerConfig:
-        """Settings of a producer."""
+        """Return the settings of a producer."""
         found: ProducerConfig = self.config(
             ProducerConfig,
             partition,
@@ -278,7 +297,7 @@ class Deployment(Dice):
         return found
 
     def consumer_config(self, partition: str = ONE, **settings: Any) -> ConsumerConfig:
-        """Settings of a consumer, with a collector that works soon."""
+        """Return the settings of a consumer whose collector runs often."""
         settings.setdefault("create_if_missing", True)
         found: ConsumerConfig = self.config(
             ConsumerConfig, partition, ack_interval=1 + self.draw(4), gc=self.gc(), **settings
@@ -286,18 +305,18 @@ class Deployment(Dice):
         return found
 
     def gc(self) -> GarbageCollectorConfig:
-        """Settings of a collector."""
+        """Return the settings of a collector."""
         return GarbageCollectorConfig(interval_ms=15_000, grace_period_ms=int(GRACE_S * 1000))
 
     def names(self) -> list[str]:
-        """The partitions as the store has them now; of a queue the one."""
+        """Return the current partitions of a topic, or the only partition of a queue."""
         if not self.is_topic:
             return [ONE]
         topic = Topic.open(URL, store=self.memory, runtime=self.director)
         return topic.description.names
 
     def target(self, node: Node) -> Target:
-        """What an operator's command works on."""
+        """Return the target of an operator's command."""
         config = self.consumer_config()
         topic = None
         if self.is_topic:
@@ -307,7 +326,7 @@ class Deployment(Dice):
     # Processes.
 
     def node(self, role: str) -> Node:
-        """A new process; with wrong clocks, every second one is wrong by minutes."""
+        """Start a process. With wrong clocks, half of them are wrong by up to 15 minutes."""
         name = f"{role}#{len(self.nodes)}"
         skew_ms = 0
         if self.wrong_clocks and not self.calm and self.chance(0.5):
@@ -321,7 +340,7 @@ class Deployment(Dice):
         return node
 
     def on_access(self, node: Node | None, operation: str) -> None:
-        """Kill a process at the write that a history has chosen."""
+        """Kill a process at the write that the history has chosen."""
         if node is None or node.writes_left is None or operation not in ("put", "put_if", "delete"):
             return
         node.writes_left -= 1
@@ -330,7 +349,7 @@ class Deployment(Dice):
             self.crash(node)
 
     def crash(self, node: Node) -> None:
-        """End a process as kill -9 does."""
+        """End a process as ``kill -9`` does."""
         if not node.alive:
             return
         self.network.kill(node.runtime)
@@ -345,7 +364,7 @@ class Deployment(Dice):
                 self.crash(node)
 
     def patiently(self, node: Node, call: Callable[[], T]) -> T:
-        """Try again while the store does not answer."""
+        """Repeat a call until the store answers."""
         while True:
             try:
                 return call()
@@ -362,9 +381,14 @@ class Deployment(Dice):
         may_run: Callable[[], bool] = lambda: True,
         takeovers: bool = True,
     ) -> SimTask:
-        """Run a program again and again, and let faults hit it.
+        """Run a program again whenever it ends, and let faults hit its processes.
 
-        ``takeovers``: the next process may start while the one before still runs.
+        Args:
+            role: Name of the program; the names of its processes start with it.
+            live: Runs one process.
+            finished: Returns whether the program needs no further process.
+            may_run: Returns whether the program may run now. If not, its process is killed.
+            takeovers: Whether the next process may start while the previous one still runs.
         """
 
         def supervise() -> None:
@@ -397,7 +421,7 @@ class Deployment(Dice):
                 return
 
     def _fault(self, node: Node, takeovers: bool) -> bool:
-        """Let one fault hit a process; True where another one takes its place."""
+        """Let one fault hit a process. Return True if the next process must start."""
         fault = ("crash", "pause", "outage", "takeover", "late answers")[self.draw(5)]
         if fault == "takeover" and not takeovers:
             fault = "crash"
@@ -427,11 +451,13 @@ class Deployment(Dice):
         self.director.sleep(self.uniform(1, 15))
         node.store.plan = self.plan
 
-    # What an operator does.
+    # Commands and actions of an operator.
 
     def operate(self, action: Callable[[Node], T], *, crashes: bool = True) -> T:
-        """Run an operator's command. It may be killed between two of its writes; then it is run
-        again, as an operator does."""
+        """Run an operator's command and return its result.
+
+        The command may be killed between two writes. The operator then runs it again.
+        """
         results: list[T] = []
         for attempt in range(20):
             node = self.node("operator")
@@ -475,7 +501,7 @@ class Deployment(Dice):
 
     @contextmanager
     def without(self, program: str) -> Iterator[None]:
-        """Keep one reader down for a while, in which little is written."""
+        """Keep one reader down for a while, during which writers write little."""
         self.slowly = True
         self.down.add(program)
         for node in self.nodes:
@@ -486,17 +512,17 @@ class Deployment(Dice):
         self.slowly = False
 
     def idle(self, node: Node) -> None:
-        """Wait until a reader looks for new batches again."""
+        """Wait until a reader should look for new batches again."""
         node.runtime.sleep(self.uniform(0.5, 20 if self.calm else 10 if self.slowly else 3))
 
     def may_read(self, program: str) -> bool:
-        """Whether a reader may run."""
+        """Return whether a reader may run."""
         return not self.held and program not in self.down
 
     # The history.
 
     def run(self) -> None:
-        """Play the whole history. The features have added their programs by now."""
+        """Play the whole history. The features have already added their programs."""
         operator = self.director.spawn(self._follow_script, "script")
         rotation = self.director.spawn(self._take_turns, "turns")
         rotation.join()
@@ -535,7 +561,7 @@ class Deployment(Dice):
             self.turn += 1
 
     def has_turn(self, role: str) -> bool:
-        """Whether a program may read the queue now."""
+        """Return whether a program may read the queue now."""
         return self.may_read(role) and self.turns[self.turn % len(self.turns)] == role
 
     def _await(self, condition: Callable[[], bool], failure: str, limit_s: float = WAIT_S) -> None:
@@ -569,12 +595,12 @@ class Deployment(Dice):
             self.director.sleep(5)
 
     def _missing(self) -> dict[str, list[bytes]]:
-        """What has to arrive still, by reader."""
+        """Return the records that still must arrive, by reader."""
         self.oracle.left = {*self.oracle.entries} - {*self.names()}
         return self.oracle.missing()
 
     def _collect(self) -> None:
-        """Let the grace period pass, and collect whatever is not needed."""
+        """Let the grace period pass, and delete everything that no program needs."""
         self.director.sleep(self.quiet_s + 2 * GRACE_S + 900)
 
         def run(node: Node) -> None:
@@ -591,7 +617,7 @@ class Deployment(Dice):
             self.director.sleep(2 * GRACE_S)
 
     def create(self) -> None:
-        """Make the topic or the queue, with this deployment's grace period."""
+        """Create the topic or the queue with this deployment's grace period."""
         node = self.node("operator")
         if self.is_topic:
             config = self.config(QueueConfig)
@@ -603,7 +629,7 @@ class Deployment(Dice):
 
     @contextmanager
     def simulated_network(self) -> Iterator[None]:
-        """Let the programs' brokers and clients find each other in the simulation."""
+        """Connect brokers and clients through the simulated network."""
 
         def network(runtime: SimRuntime, *_: object) -> object:
             return self.network.of(runtime)

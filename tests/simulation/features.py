@@ -1,13 +1,20 @@
-"""The features of the product, one entry each, and how they are combined in a deployment.
+"""Define the features of the product, and combine them in one deployment.
 
-A feature says what it *needs* (an expansion needs a topic), what it prepares in the store, which
-programs it adds, and what an operator or the environment does because of it. The combination of
-several features is nothing but all of their entries in one deployment, with a default writer and a
-default reader where none of them brings one. So a new feature is one entry, and takes part in every
-pair from then on.
+Each feature is one :class:`Feature` in :data:`FEATURES`. It declares the features it needs (an
+expansion needs a topic), how it prepares the store, which programs it adds, and which step an
+operator or the environment takes.
 
-Some pairs the code refuses: there is no trim of a log. The entry of :data:`REFUSALS` tries it, and
-expects the error. A pair is refused if any two features that it contains or needs are.
+:func:`build` combines features: it applies all their entries to the same deployment, and adds a
+default writer, and a default reader if no feature brings one. For example, "workers" with "expand"
+creates a topic, starts workers on its partitions, and lets the operator expand the topic while they
+run. To cover a new feature in every pair, add one entry.
+
+The code refuses some pairs. An operator cannot trim a log, for example. :data:`REFUSALS` lists
+these pairs with a call that tries them and the error that it must raise. A larger combination is
+refused if any two of its features, or of the features they need, are.
+
+A combination proves nothing about a feature that never acted. Each feature therefore counts its
+actions in ``deployment.happened``, and the history fails if one of them did not happen.
 """
 
 from __future__ import annotations
@@ -56,10 +63,13 @@ from tests.simulation.programs import (
 class Feature:
     """One feature.
 
-    ``prepare`` changes the deployment before anything is made. ``begin`` runs when the store is
-    there and no program runs yet. ``writers`` and ``readers`` make the programs that it adds, with
-    their number. ``step`` is what happens because of it during the history; it returns False while
-    there is nothing to do it to. Whoever takes part counts it in ``deployment.happened``.
+    Attributes:
+        prepare: Changes the deployment before it creates anything.
+        begin: Runs after the store is ready, and before any program starts.
+        writer: Creates a writer with this number.
+        reader: Creates a reader with this number.
+        step: One action of an operator or the environment. Returns False while it cannot act yet.
+            The code that acts counts it in ``deployment.happened``.
     """
 
     name: str
@@ -70,7 +80,7 @@ class Feature:
     reader: Callable[[Deployment, int], Reader] | None = None
     step: Callable[[Deployment], bool] | None = None
     twice: bool = True
-    """Whether two instances of it differ from one."""
+    """Whether two instances of the feature differ from one."""
 
 
 # ---- shapes
@@ -85,7 +95,7 @@ def _log(deployment: Deployment) -> None:
 
 
 def _foreign_layout(deployment: Deployment) -> None:
-    """As OpenTelemetry's exporter documents it: data and manifest side by side."""
+    """Store data and manifest in sibling folders, as OpenTelemetry's exporter documents."""
     deployment.prefix = "ingest/otel/logs/data"
     deployment.manifest_path = "ingest/otel/logs/manifest"
 
@@ -108,7 +118,7 @@ def _wrong_clocks(deployment: Deployment) -> None:
     deployment.wrong_clocks = True
 
 
-# ---- what an operator does
+# ---- actions of an operator
 
 
 def _expand(deployment: Deployment) -> bool:
@@ -121,7 +131,7 @@ def _expand(deployment: Deployment) -> bool:
     if not deployment.is_log or len(deployment.programs) < 2:
         deployment.operate(run)
         return True
-    # A reader of a log that is down has to get what is written to the new partition meanwhile,
+    # A stopped reader of a log must still get the records of the new partition,
     # also when all others have read it and the grace period is over.
     with deployment.without(deployment.programs[-1].program):
         deployment.operate(run)
@@ -161,7 +171,7 @@ def _named_readers(deployment: Deployment) -> list[Reader]:
 
 
 def _reset(deployment: Deployment) -> bool:
-    """Set a reader back or forward, in one partition."""
+    """Move a reader back or forward in one partition."""
     readers = _named_readers(deployment)
     reader = readers[deployment.draw(len(readers))]
     names = deployment.names()
@@ -188,7 +198,7 @@ def _reset(deployment: Deployment) -> bool:
 
 
 def _expire(deployment: Deployment) -> bool:
-    """Stop one reader for longer than a reader may be silent."""
+    """Stop one reader for longer than the expiry of readers."""
     views = deployment.oracle.readers
     readers = [reader for reader in _named_readers(deployment) if not views[reader.view].expired]
     if not readers or not views[readers[-1].view].got:
@@ -207,7 +217,7 @@ def _expire(deployment: Deployment) -> bool:
 
 
 def _trim(deployment: Deployment) -> bool:
-    """Drop what waits in one partition; the copies stay in the quarantine."""
+    """Drop the queued batches of one partition. Their copies stay in the quarantine."""
     with deployment.readers_held():
         names = deployment.names()
         partition = names[deployment.draw(len(names))]
@@ -234,7 +244,7 @@ def _trim(deployment: Deployment) -> bool:
 
 
 def _waiting(deployment: Deployment) -> tuple[str, int, str] | None:
-    """Partition, sequence, and location of the newest queued batch with records."""
+    """Return partition, sequence, and location of the newest queued batch with records."""
     for name in deployment.names():
         config = deployment.config(QueueConfig, name)
         try:
@@ -248,14 +258,14 @@ def _waiting(deployment: Deployment) -> tuple[str, int, str] | None:
 
 
 def read_manifest(deployment: Deployment, config: QueueConfig) -> Manifest:
-    """The manifest as it is in the store now."""
+    """Return the manifest that the store holds now."""
     blob = deployment.memory.get(config.manifest_path)
     assert isinstance(blob, Blob)
     return Manifest.parse(blob.data)
 
 
 def _destroy(deployment: Deployment, location: str, *, cut: bool) -> None:
-    """An object is lost, or its bytes are damaged."""
+    """Delete an object, or damage its bytes."""
     records = deployment.oracle.batches[location]
     deployment.oracle.may_lose(records)
     if cut:
@@ -266,7 +276,7 @@ def _destroy(deployment: Deployment, location: str, *, cut: bool) -> None:
 
 
 def _quarantine(deployment: Deployment) -> bool:
-    """A queued batch cannot be read: an operator skips it, or the readers of a log pass it by."""
+    """Damage a queued batch. An operator skips it, or the readers of a log quarantine it."""
     with deployment.readers_held():
         found = _waiting(deployment)
         if found is None:
@@ -294,7 +304,7 @@ def _quarantine(deployment: Deployment) -> bool:
 
 
 def _fsck_repair(deployment: Deployment, partition: str, *, expects: bool) -> None:
-    """Run ``fsck --repair`` until nothing is left to repair."""
+    """Run ``fsck --repair`` until there is nothing left to repair."""
 
     def check(node: Node) -> list[str]:
         return [
@@ -318,7 +328,7 @@ def _fsck_repair(deployment: Deployment, partition: str, *, expects: bool) -> No
 
 
 def _refuses(deployment: Deployment, partition: str) -> None:
-    """Until the repair, a consumer must not go on as if nothing had happened."""
+    """Check that a consumer raises an error before the repair."""
 
     def read(node: Node) -> str:
         config = deployment.consumer_config(
@@ -338,14 +348,14 @@ def _refuses(deployment: Deployment, partition: str) -> None:
 
 
 def _accept_loss(deployment: Deployment) -> None:
-    """After a repair the docs have consumers start without a position."""
+    """Let consumers start without a position, as the docs demand after a repair."""
     deployment.oracle.repeats_allowed = True
     for reader in deployment.programs:
         reader.accepts_loss = True
 
 
 def _rebuild(deployment: Deployment) -> bool:
-    """The manifest is deleted; ``fsck --repair`` makes it again from the batches."""
+    """Delete the manifest, and let ``fsck --repair`` rebuild it from the batches."""
     found = _waiting(deployment)
     partition = found[0] if found else deployment.names()[0]
     config = deployment.config(QueueConfig, partition)
@@ -368,7 +378,7 @@ def _seen(deployment: Deployment, config: QueueConfig) -> Any:
 
 
 def _keep_retention(deployment: Deployment) -> None:
-    """Say again how long batches are kept: a rebuilt index keeps everything."""
+    """Set the retention again, because a rebuilt index keeps everything."""
     if not deployment.is_log:
         return
 
@@ -382,7 +392,7 @@ def _keep_retention(deployment: Deployment) -> None:
 
 
 def _enable(deployment: Deployment, node: Node, queue: Target) -> None:
-    """Say what a log keeps. A reader may expire sooner than an operator may have it."""
+    """Set the retention of a log, and an expiry that is shorter than operators may choose."""
     enable_readers(
         node.store,
         queue.config,
@@ -394,7 +404,7 @@ def _enable(deployment: Deployment, node: Node, queue: Target) -> None:
 
 
 def _repair(deployment: Deployment) -> bool:
-    """A batch of a queue, or the index of a log, is lost; ``fsck --repair`` goes on without it."""
+    """Lose a batch of a queue, or the index of a log, and let ``fsck --repair`` repair it."""
     with deployment.readers_held():
         found = _waiting(deployment)
         if found is None:
@@ -416,13 +426,13 @@ def _repair(deployment: Deployment) -> bool:
 
 
 class Backup:
-    """An operator keeps a copy of some objects, and puts it back later."""
+    """An operator's copies of some objects, which are restored later."""
 
     def __init__(self) -> None:
         self.copies: dict[str, bytes] = {}
 
     def save(self, deployment: Deployment, keys: Iterable[str]) -> None:
-        """Copy these objects as they are now."""
+        """Copy these objects in their current state."""
         for key in keys:
             with suppress(StorageError):
                 blob = deployment.memory.get(key)
@@ -430,7 +440,7 @@ class Backup:
                 self.copies[key] = blob.data
 
     def restore(self, deployment: Deployment, key: str) -> None:
-        """Put one copy back, past all checks."""
+        """Write one copy back without any check."""
         deployment.memory.put(key, self.copies[key])
         deployment.log(f"an old {key} is put back")
 
@@ -488,7 +498,7 @@ def _restore_index(deployment: Deployment) -> bool:
 
 
 def _restore_sidecars(deployment: Deployment) -> bool:
-    """Old copies of the small objects: owner marker, positions, claims, cursor, commit records."""
+    """Restore old owner markers, positions, claims, cursors, and commit records."""
     backup = _backup(deployment, "sidecars")
     configs = [deployment.config(QueueConfig, name) for name in deployment.names()]
     if not backup.copies:
@@ -517,9 +527,9 @@ def _restore_sidecars(deployment: Deployment) -> bool:
 
 
 def _v1_thief(deployment: Deployment) -> bool:
-    """A v1 consumer reads a log: it takes entries away, and its collector deletes objects.
+    """Let a v1 consumer remove entries of a log, and its collector delete objects.
 
-    One reader is down for longer than the grace period, so it still needs what is deleted.
+    One reader is down for longer than the grace period, so it still needs the deleted objects.
     """
     names = deployment.names()
     partition = names[deployment.draw(len(names))]
@@ -549,7 +559,7 @@ def _v1_thief(deployment: Deployment) -> bool:
 
 
 def _notices(deployment: Deployment, partition: str) -> None:
-    """``fsck`` has to report each batch of a log whose object was deleted."""
+    """Check that ``fsck`` reports each batch of a log whose object was deleted."""
     config = deployment.config(QueueConfig, partition)
     log = Log(deployment.memory, config, deployment.director)
     index = log.need()
@@ -567,8 +577,10 @@ def _notices(deployment: Deployment, partition: str) -> None:
 
 
 def _misconfigured(deployment: Deployment) -> None:
-    """Another client writes in its layout; then a program of ours starts that was given only the
-    data prefix. It must not take the other client's batches for garbage."""
+    """Start a program of ours that has only the data prefix of another client's layout.
+
+    It must not delete the other client's batches as garbage.
+    """
     writer = V1Writer(deployment, 0)
     node = deployment.node("exporter")
 
@@ -647,7 +659,7 @@ FEATURES: dict[str, Feature] = {
 
 
 def with_needs(names: Iterable[str]) -> list[str]:
-    """The features and all that they need, in the order of the table."""
+    """Return the features and all the features they need, in the order of the table."""
     found = set(names)
     while needed := {n for name in found for n in FEATURES[name].needs} - found:
         found |= needed
@@ -710,7 +722,7 @@ REFUSALS = (
 
 
 def refusal_of(names: Iterable[str]) -> Refusal | None:
-    """Why a combination is refused; None for one that is simulated."""
+    """Return why the code refuses a combination, or None if it is simulated."""
     whole = set(with_needs(names))
     for refusal in REFUSALS:
         if {refusal.present, refusal.tried} <= whole:
@@ -719,12 +731,12 @@ def refusal_of(names: Iterable[str]) -> Refusal | None:
 
 
 def pairs() -> list[tuple[str, str]]:
-    """All pairs, also of a feature with itself."""
+    """Return all pairs, including each feature with itself."""
     return [*itertools.combinations_with_replacement(FEATURES, 2)]
 
 
 def triples() -> list[tuple[str, ...]]:
-    """All combinations of three features."""
+    """Return all combinations of three features."""
     return [*itertools.combinations(FEATURES, 3)]
 
 
@@ -742,7 +754,7 @@ def prepare(deployment: Deployment, whole: Sequence[str]) -> None:
 
 
 def build(deployment: Deployment, names: Sequence[str]) -> None:
-    """Make the deployment that the features need; runs inside the simulation."""
+    """Create the deployment that the features need. Call it inside the simulation."""
     whole = with_needs(names)
     counts: Mapping[str, int] = {name: max(1, [*names].count(name)) for name in whole}
     prepare(deployment, whole)
@@ -796,7 +808,7 @@ def _make_readers(
         if name in ("named readers", "read-committed") and "reset" in whole:
             make = partial(make, keeps_position=False)
         if name == "named readers":
-            count += 1  # the one has to get what the other has acknowledged
+            count += 1  # one must still receive the batches that the other has acknowledged
         made += [make(deployment, len(made) + number) for number in range(count)]
     if made:
         return made
@@ -804,7 +816,7 @@ def _make_readers(
 
 
 def _make_logs(deployment: Deployment, readers: Sequence[Reader]) -> None:
-    """Make logs of all partitions, and register the readers before anything is collected."""
+    """Turn all partitions into logs, and register the readers before anything is collected."""
 
     def run(node: Node) -> None:
         for name in deployment.names():

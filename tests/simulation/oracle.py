@@ -1,23 +1,29 @@
-"""One model of a whole deployment: what was promised, and whether the promise was kept.
+"""Check the promises of a whole deployment against one model.
 
-The oracle knows nothing about features. It sees four kinds of facts and compares them:
+The :class:`Oracle` knows nothing about features. It collects four kinds of facts and compares them:
 
-* what the store holds: every batch object and every manifest entry, at the moment they are written;
-* what writers were told: a record whose write was confirmed is *acknowledged*;
-* what readers got: the batches that were handed to each reader, with their sequences;
-* what was legally given up: an operator trimmed it, moved a reader past it, let a reader expire, or
-  a client that does not know logs took it.
+* store: every batch object and every manifest entry, at the moment a process writes it;
+* writers: every record whose write was confirmed. The oracle calls it *acknowledged*;
+* readers: every batch that a reader received, with its sequence;
+* losses: records that an operator trimmed or moved a reader past, or that an expired reader or a v1
+  consumer may have lost.
 
-The promise is then one sentence: **every acknowledged record reaches every reader exactly once and
-in the order of its writer, or an error names it; no object is deleted that a reader still needs.**
+The promise is one sentence: **every acknowledged record reaches every reader exactly once and in
+the order of its writer, or an error names it; no process deletes an object that a reader still
+needs.**
 
-A loss has two degrees. What an operator gives up is gone without a word (:meth:`Oracle.give_up`).
-What was taken from a reader may be missing only if an error of the library named its sequence to
-that reader (:meth:`Oracle.may_lose`, then :meth:`Oracle.name_loss`). An error that names a batch
-which nobody took is a failure as well: its reader would skip a batch that is there.
+There are two kinds of losses. An operator may give records up, and then no error is needed
+(:meth:`Oracle.give_up`). A fault or another client may take records from a reader. Such a record
+may be missing only if the library raised an error to that reader that names its sequence
+(:meth:`Oracle.may_lose`, then :meth:`Oracle.name_loss`). An error must not name a batch that is
+still there, because the reader would skip it.
 
-Records are bytes ``<writer>:<number>``. Each process of a writer has a name of its own and counts
-its records from 0, so the order of delivery can be checked from the records alone.
+For example, if a writer got a confirmation for ``writer0#3:7`` and a reader never receives it, the
+history fails. If a v1 consumer took the record before, the history passes once an error names its
+sequence.
+
+Records are bytes ``<writer>:<number>``. Each process of a writer has its own name and counts its
+records from 0, so the records alone show whether the order is right.
 """
 
 from __future__ import annotations
@@ -34,18 +40,21 @@ from opendata_buffer.formats.manifest import Manifest
 
 
 def record_of(writer: str, number: int) -> bytes:
-    """The record with this number of a writer."""
+    """Return the record of a writer with this number."""
     return f"{writer}:{number}".encode()
 
 
 @dataclass
 class ReaderView:
-    """What one reader got, and what it may do.
+    """Record the deliveries to one reader, and the promises that it has.
 
-    ``once``: it keeps its position together with its results, so it gets each batch once. Others
-    may get a batch again after a crash. Workers share the batches of a queue, so they get them not
-    ``in_order``. ``committed``: it reads only committed transactions, each
-    of them once even if its writer wrote it twice.
+    Attributes:
+        once: The reader stores its position together with its results, so it receives each batch
+            once. Other readers may receive a batch again after a crash.
+        committed: The reader returns only committed transactions, and each only once even if its
+            writer wrote it twice.
+        in_order: The reader receives batches in order. Workers share the batches of a queue and do
+            not.
     """
 
     name: str
@@ -53,16 +62,16 @@ class ReaderView:
     committed: bool = False
     in_order: bool = True
     got: dict[bytes, tuple[str, int]] = field(default_factory=dict)
-    """Partition and epoch in which each record was delivered first."""
+    """Partition and epoch of the first delivery of each record."""
     places: set[tuple[str, int, str]] = field(default_factory=set)
-    """Partition, sequence, and location of each batch it got."""
+    """Partition, sequence, and location of each batch that it received."""
     given_up: set[bytes] = field(default_factory=set)
     may_lose: set[bytes] = field(default_factory=set)
     named: set[bytes] = field(default_factory=set)
     expired: bool = False
-    """It did not move for so long that everything may have been taken from it."""
+    """The reader did not move for longer than the expiry, so everything may be lost to it."""
     last: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    """By writer, partition, and epoch: the highest number that it got."""
+    """The highest number that it received, by writer, partition, and epoch."""
 
 
 class Oracle:
@@ -70,8 +79,8 @@ class Oracle:
 
     Args:
         fail: Called with the first broken promise; does not return.
-        now: The true time, seconds.
-        partition_of: The partition of a manifest's key, or None for another object.
+        now: Returns the true time, in seconds.
+        partition_of: Returns the partition of a manifest's key, or None for another object.
     """
 
     def __init__(
@@ -84,20 +93,21 @@ class Oracle:
         self._now = now
         self._partition_of = partition_of
         self.batches: dict[str, list[bytes]] = {}
-        """Records of every batch object that was ever written, by its key."""
+        """Records of every batch object ever written, by key."""
         self.entries: dict[str, dict[int, str]] = defaultdict(dict)
-        """By partition and sequence, the location that a manifest named."""
+        """Location of every manifest entry, by partition and sequence."""
         self.acknowledged: dict[bytes, None] = {}
         self.rolled_back: set[bytes] = set()
         self.repeatable: set[bytes] = set()
-        """Records whose writer writes them again when it gets no answer."""
+        """Records that their writer writes again if it gets no answer."""
         self.readers: dict[str, ReaderView] = {}
         self.left: set[str] = set()
-        """Partitions that have left the topic. An expired reader is not told what it lost there."""
+        """Partitions that have left the topic. No error names an expired reader's losses there.
+        """
         self.repeats_allowed = False
-        """A rebuilt manifest may repeat batches, and orders them by name (decision 0011)."""
+        """Whether batches may repeat: a rebuilt manifest orders them by name (decision 0011)."""
         self.keep_s = 0.0
-        """What is acknowledged is kept for so long, whether it was read or not."""
+        """Seconds for which acknowledged records are kept, even if every reader has read them."""
         self._written_at: dict[str, float] = {}
         self.deleted: set[str] = set()
         self.damaged: set[str] = set()
@@ -128,12 +138,12 @@ class Oracle:
                 self.entries[partition][entry.sequence] = entry.location
 
     def object_deleted(self, process: str, key: str) -> None:
-        """Note that a process deleted an object; fail where a reader still needs it."""
+        """Note a deletion, and fail if a reader still needs the object."""
         self.deleted.add(key)
         for record in self.batches.get(key, ()):
             if record not in self.acknowledged or not self._is_in(record, key):
                 continue
-            if "v1-thief" in process:  # nothing stops a client that knows no log
+            if "v1-thief" in process:  # a v1 client does not know logs, so it may delete this
                 self.may_lose([record])
                 continue
             age_s = self._now() - self._written_at[key]
@@ -145,7 +155,7 @@ class Oracle:
                     self._fail(f"{process} deleted {key}, and {reader.name} never got {record!r}")
 
     def _is_in(self, record: bytes, key: str) -> bool:
-        """Whether no other object has the record."""
+        """Return whether no other object holds the record."""
         if record not in self.repeatable:
             return True
         others = (
@@ -156,22 +166,24 @@ class Oracle:
     # Facts about writers.
 
     def acknowledge(self, records: Iterable[bytes]) -> None:
-        """A writer was told that these are durable."""
+        """Note that a writer got the confirmation for these records."""
         self.acknowledged.update(dict.fromkeys(records))
 
     def roll_back(self, records: Iterable[bytes]) -> None:
-        """A transaction with these records was rolled back for sure."""
+        """Note that the transaction with these records was certainly rolled back."""
         self.rolled_back.update(records)
 
     def may_repeat(self, records: Iterable[bytes]) -> None:
-        """The writer of these writes them again when it gets no answer."""
+        """Note that the writer of these records writes them again if it gets no answer."""
         self.repeatable.update(records)
 
     # Facts about readers.
 
     def reader(self, name: str, *, once: bool = True, committed: bool = False) -> ReaderView:
-        """The view of a reader, which is new or known. A name that several programs read by gives
-        the weakest promise of them."""
+        """Return the view of a new or known reader.
+
+        Several programs may read by one name. The view then has the weakest promise of them.
+        """
         view = self.readers.setdefault(name, ReaderView(name, once, committed))
         view.once, view.committed = view.once and once, view.committed and committed
         return view
@@ -186,7 +198,7 @@ class Oracle:
         *,
         epoch: int = 0,
     ) -> None:
-        """A reader got a batch; fail where that breaks a promise."""
+        """Note that a reader received a batch, and fail if that breaks a promise."""
         view = self.readers[reader]
         place = (partition, sequence, location)
         if view.once and not self.repeats_allowed:
@@ -220,8 +232,16 @@ class Oracle:
         view.got.setdefault(record, (partition, epoch))
 
     def moved(self, reader: str, partition: str, sequence: int, epoch: int) -> None:
-        """An operator set a reader to a sequence: it gets everything from there on again, and
-        nothing before it. ``epoch`` is that of the new position."""
+        """Note that an operator moved a reader to a sequence.
+
+        The reader receives everything from there on again, and nothing before it.
+
+        Args:
+            reader: Name of the reader.
+            partition: Where it was moved.
+            sequence: Its new next sequence.
+            epoch: Epoch of the new position.
+        """
         view = self.readers[reader]
         for place in [*view.places]:
             if place[0] == partition and place[1] >= sequence:
@@ -235,39 +255,43 @@ class Oracle:
     # Losses.
 
     def give_up(self, records: Iterable[bytes], reader: str | None = None) -> None:
-        """An operator gave these records up, for one reader or for all."""
+        """Note that an operator gave these records up, for one reader or for all."""
         records = [*records]
         for view in self._views(reader):
             view.given_up.update(records)
 
     def may_lose(self, records: Iterable[bytes], reader: str | None = None) -> None:
-        """These were taken from readers: they are lost if an error names them."""
+        """Note that these records were taken from readers. An error must name them."""
         records = [*records]
         for view in self._views(reader):
             view.may_lose.update(records)
 
     def name_loss(self, reader: str, partition: str, first: int, end: int) -> None:
-        """An error told a reader that sequences from ``first`` up to, not including, ``end`` are
-        gone; fail where it names a batch that nobody took."""
+        """Note that an error told a reader that the sequences in ``[first, end)`` are gone.
+
+        Fail if one of these batches is still there.
+        """
         entries, again = self.entries[partition], set[str]()
         if self.repeats_allowed:
-            # A rebuilt manifest queues again, at higher sequences, what the old one may have had.
+            # A rebuilt manifest may queue the old one's batches again, at higher sequences.
             again = {location for sequence, location in entries.items() if sequence >= end}
         sequences = [n for n in entries if first <= n < end and entries[n] not in again]
         self.name_records(reader, self._records_at(partition, sequences))
 
     def name_records(self, reader: str, records: Iterable[bytes]) -> None:
-        """As :meth:`name_loss`, by the records."""
+        """Note a loss as :meth:`name_loss` does, by its records."""
         view = self.readers[reader]
         for record in records:
             if record not in self.acknowledged or self._is_settled(view, record):
                 continue
             if not view.expired and record not in view.may_lose:
-                self._fail(f"an error tells {reader} that {record!r} is lost, and nobody took it")
+                self._fail(
+                    f"an error tells {reader} that {record!r} is lost, but it is still there"
+                )
             view.named.add(record)
 
     def records_from(self, partition: str, first: int, end: int) -> list[bytes]:
-        """The records of a range of sequences."""
+        """Return the records of the sequences in ``[first, end)``."""
         return self._records_at(
             partition, [seq for seq in self.entries[partition] if first <= seq < end]
         )
@@ -282,11 +306,11 @@ class Oracle:
     # At the end.
 
     def _is_settled(self, view: ReaderView, record: bytes) -> bool:
-        """Whether a reader needs this record no more."""
+        """Return whether a reader no longer needs this record."""
         return record in view.got or record in view.given_up or record in view.named
 
     def missing(self) -> dict[str, list[bytes]]:
-        """By reader, the acknowledged records that it still has to get."""
+        """Return the acknowledged records that each reader still must receive, by reader."""
         found = {
             view.name: [
                 record
@@ -299,12 +323,12 @@ class Oracle:
         return {name: records for name, records in found.items() if records}
 
     def _has_left(self, record: bytes) -> bool:
-        """Whether all that holds a record is in partitions that have left the topic."""
+        """Return whether all objects with a record are in partitions that have left the topic."""
         keys = [key for key, records in self.batches.items() if record in records]
         return all(key.partition("/")[0] in self.left for key in keys)
 
     def where(self, record: bytes) -> str:
-        """Where a record was stored and queued, for the text of a failure."""
+        """Describe for an error where a record was stored and queued."""
         stored = [key for key, records in self.batches.items() if record in records]
         queued = [
             f"{partition}@{sequence}"

@@ -1,7 +1,9 @@
-"""What is left in the store when everybody has ended, and why it may be there.
+"""Classify the objects that a history leaves in the store, and find orphans.
 
-After each history the grace period passes and the collector runs. Then every object has to be one
-of :data:`KINDS`; anything else is an orphan, which nothing would ever delete.
+A store must not fill with objects that no program needs. After each history all programs stop, the
+grace period passes, and the collector runs. Every object that is left must then belong to one of
+:data:`KINDS`, which states why it stays. Any other object is an orphan: nothing would ever delete
+it, so the history fails.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ from tests.simulation.deployment import Deployment
 
 @dataclass(frozen=True)
 class Left:
-    """The store at the end, as far as it decides what may be left."""
+    """The part of the final store that decides which objects may stay."""
 
     queued: frozenset[str]
     """Locations that a manifest names."""
     indexes: dict[str, LogIndex]
     """The index of each log, by data prefix."""
     oldest_ms: dict[str, int]
-    """When the oldest queued batch was named, by data prefix."""
+    """Time in the name of the oldest queued batch, in milliseconds, by data prefix."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object that may be left, and the reason."""
+    """A kind of object that may stay, and the reason."""
 
     name: str
     reason: str
@@ -80,11 +82,12 @@ def _is_held_back(key: str, left: Left) -> bool:
 KINDS = (
     Kind("state", "one small object for each queue, topic, writer's name, or reader",
          lambda key, left: _STATE.fullmatch(key) is not None or _is_registered(key, left)),
-    Kind("position of an expired reader", "it tells the reader what it lost, should it come back",
+    Kind("position of an expired reader", "an error that lists the losses needs it if the "
+         "reader returns",
          lambda key, left: _is_position(key, left)),
     Kind("quarantine", "copies stay until a person deletes them",
          lambda key, left: "/_quarantine/" in key),
-    Kind("copy by a repair", "what was replaced is kept for a person to look at",
+    Kind("copy by a repair", "a person may want to look at the replaced object",
          lambda key, left: ".broken-" in key or ".wrong-" in key),
     Kind("proof of a broker's client", "the next broker deletes what killed clients have left",
          lambda key, left: "/manifest._clients/" in key),
@@ -99,7 +102,11 @@ KINDS = (
 
 
 def look(deployment: Deployment) -> tuple[Counter[str], list[str]]:
-    """How many objects of each kind are left, and the keys of those that are of no kind."""
+    """Count the objects of each kind, and list the orphans.
+
+    Returns:
+        Objects by kind, and the keys that belong to no kind.
+    """
     queued: set[str] = set()
     indexes: dict[str, LogIndex] = {}
     oldest_ms: dict[str, int] = {}

@@ -1,7 +1,22 @@
-"""The programs of a deployment: writers, readers, and collectors, each on the library's real code.
+"""Run the writers, readers, and services of a simulated deployment on the library's real code.
 
-A program outlives its processes. What it keeps on this object is what a real one would keep in a
-database or a checkpoint; everything else dies with the process that :meth:`live` is called with.
+Each program is an object that outlives its processes. The simulation kills and replaces a process
+at any moment and calls :meth:`live` again for the next one. Attributes of the program survive, as a
+database or a Spark checkpoint would. Local variables of :meth:`live` are lost with the process, as
+its memory would be.
+
+There is one class for each kind of user:
+
+* Writers: a plain producer, a publisher with transactions, the driver of a Spark query, and
+  OpenData's v1 client. Each tells the oracle which records were confirmed.
+* Readers: a Python consumer, workers, a Spark query, and a v1 consumer. Each tells the oracle which
+  batches it received and which errors named a loss. A log has named readers that run at the same
+  time. A queue has one consumer, so its readers take turns.
+* Services: a collector and a process that only serves as a broker.
+
+For example, :class:`PythonReader` stores records and position together, so the oracle expects each
+batch once. :class:`WorkerReader` finishes a batch after its work, so a crash in between delivers
+the batch twice, and the oracle allows that.
 """
 
 from __future__ import annotations
@@ -55,14 +70,14 @@ from tests.simulation.deployment import GRACE_S, ONE, REPLACED, TROUBLE, URL, De
 from tests.simulation.oracle import record_of
 
 LEAST_CALLS = 10
-"""Calls of a writer, however short the history is."""
+"""Calls that each writer makes even in the shortest history."""
 
 
 # ---- writers
 
 
 class Writer:
-    """Writes until the operator has done everything, and then a few records more."""
+    """Write until the operator has finished the script, and then a few more records."""
 
     role = "writer"
 
@@ -75,7 +90,7 @@ class Writer:
 
     @property
     def done(self) -> bool:
-        """Whether it has written enough."""
+        """Return whether it has written enough."""
         deployment = self.deployment
         return deployment.script_done and self.calls >= LEAST_CALLS and self._last_calls <= 0
 
@@ -86,24 +101,24 @@ class Writer:
             self._last_calls -= 1
 
     def start(self) -> None:
-        """Run it in the deployment."""
+        """Start the program in the deployment."""
         task = self.deployment.keep_alive(
             self.name, self.live, finished=lambda: self.done, takeovers=False
         )
         self.deployment.writers.append(task)
 
     def live(self, node: Node) -> None:
-        """One process's life."""
+        """Run one process."""
         raise NotImplementedError
 
     def rest(self, node: Node) -> None:
-        """Wait for the next call."""
+        """Wait until the next call."""
         slowly = 4 if self.deployment.slowly else 1
         node.runtime.sleep(slowly * self.deployment.uniform(0.5, 3.5))
 
 
 class PlainWriter(Writer):
-    """A producer without transactions: it never writes a record twice itself."""
+    """A producer without transactions. It never writes a record twice."""
 
     role = "producer"
 
@@ -135,7 +150,7 @@ class PlainWriter(Writer):
 
 
 class TransactionWriter(Writer):
-    """A publisher with a name: committed transactions arrive whole, others never."""
+    """A named publisher: readers receive whole committed transactions and nothing else."""
 
     role = "publisher"
 
@@ -183,14 +198,14 @@ class TransactionWriter(Writer):
 
 
 class SparkSinkWriter(Writer):
-    """The driver of a Spark query that writes: it repeats a micro-batch until it is committed."""
+    """The driver of a Spark query that repeats each micro-batch until it is committed."""
 
     role = "query"
 
     def __init__(self, deployment: Deployment, number: int) -> None:
         super().__init__(deployment, number)
         self._committed = 0
-        """The micro-batch that the checkpoint says is next."""
+        """The next micro-batch according to the checkpoint."""
 
     def live(self, node: Node) -> None:
         deployment = self.deployment
@@ -215,7 +230,7 @@ class SparkSinkWriter(Writer):
             deployment.log(f"{node.name}: {error}")
 
     def _records(self, batch: int) -> list[bytes]:
-        """The same rows in every attempt."""
+        """Return the rows of a micro-batch, which are the same in every attempt."""
         return [record_of(self.name, 3 * batch + row) for row in range(1 + batch % 3)]
 
     def _group(self, node: Node, batch: int, records: Sequence[bytes]) -> Group:
@@ -240,7 +255,7 @@ class SparkSinkWriter(Writer):
 
 
 class V1Writer(Writer):
-    """OpenData's Go client: plain batches, and an append without an answer is sent again."""
+    """OpenData's Go client: it writes plain batches, and repeats an append that got no answer."""
 
     role = "v1-producer"
 
@@ -284,7 +299,7 @@ class V1Writer(Writer):
             node.runtime.sleep(deployment.uniform(0.2, 2))
         else:
             return
-        # What took so long that a collector may have been faster, it does not call durable.
+        # After such a long time a collector may have deleted the batch before it was queued.
         took_s = max(node.runtime.monotonic() - started, (node.runtime.now_ms() - wall_ms) / 1000)
         if took_s < GRACE_S / 2:
             deployment.oracle.acknowledge([record])
@@ -296,7 +311,7 @@ class V1Writer(Writer):
 
 
 class Reader:
-    """Reads everything by one name: the one consumer of a queue, or a named reader of a log."""
+    """Read everything under one name: as a queue's consumer, or as a named reader of a log."""
 
     role = "reader"
     once = True
@@ -309,11 +324,11 @@ class Reader:
         self.reader = self.program if deployment.is_log else ""
         """The name by which it reads a log; empty for a queue."""
         self.view = self.reader or "the queue"
-        """The name under which the oracle knows it: programs of one queue share it."""
+        """The name by which the oracle knows it. All programs of one queue share it."""
         deployment.oracle.reader(self.view, once=self.once, committed=self.committed)
 
     def start(self) -> None:
-        """Run it in the deployment; programs of one queue read it in turns."""
+        """Start the program in the deployment. Programs of one queue take turns."""
         deployment = self.deployment
         may_run: Callable[[], bool] = partial(deployment.may_read, self.program)
         if not deployment.is_log:
@@ -325,7 +340,7 @@ class Reader:
         deployment.keep_alive(self.program, self.live, may_run=may_run, takeovers=self.once)
 
     def live(self, node: Node) -> None:
-        """One process's life."""
+        """Run one process."""
         raise NotImplementedError
 
     def deliver(
@@ -340,13 +355,13 @@ class Reader:
             self.deployment.happened[self.feature] += bool(records)
 
     def name_loss(self, error: DataLoss) -> None:
-        """Tell the oracle what an error says is gone."""
+        """Tell the oracle which sequences an error names as lost."""
         partition = self.deployment.partition_of(error.key)
         self.deployment.log(f"{self.program}: {error}")
         self.deployment.oracle.name_loss(self.view, partition, error.needed, error.oldest)
 
     def continue_log(self, error: DataLoss) -> None:
-        """Set the reader past what is gone, exactly as the error says."""
+        """Set the reader past the lost batches, exactly as the error advises."""
         deployment = self.deployment
         partition = deployment.partition_of(error.key)
 
@@ -360,10 +375,10 @@ class Reader:
 
 
 class PythonReader(Reader):
-    """A Python consumer that writes records and position in one transaction of its database.
+    """A Python consumer that stores records and position in one transaction of its database.
 
-    With ``keeps_position=False`` it trusts the position that the log keeps, so an operator can set
-    it back or forward.
+    With ``keeps_position=False`` it uses the position that the log stores, so an operator can move
+    it.
     """
 
     feature = "named readers"
@@ -385,7 +400,7 @@ class PythonReader(Reader):
         super().__init__(deployment, number)
         self.positions: dict[str, str] = {}
         self.accepts_loss = False
-        """It was told to go on after a loss, as the docs demand after a repair."""
+        """Whether the user let it continue after a loss, as the docs demand after a repair."""
 
     def live(self, node: Node) -> None:
         deployment = self.deployment
@@ -420,7 +435,7 @@ class PythonReader(Reader):
             consumer.close()
 
     def _start_again(self, error: DataLoss | QueueReset, seen: dict[str, str]) -> None:
-        """Go on after a loss, without a position: what the library says is gone is gone."""
+        """Continue after a loss, without a position."""
         deployment = self.deployment
         if seen != self.positions:
             return  # another instance has read on since this one got its positions
@@ -475,7 +490,7 @@ class PythonReader(Reader):
         return int(found.epoch)
 
     def _pass_by(self, node: Node, consumer: Any, error: PoisonBatch) -> None:
-        """Copy a batch that cannot be read to the quarantine, and go on after it."""
+        """Copy an unreadable batch to the quarantine, and continue after it."""
         deployment = self.deployment
         deployment.log(f"{node.name}: {error}")
         records = deployment.oracle.batches.get(error.location, [])
@@ -495,7 +510,7 @@ class PythonReader(Reader):
 
 
 class WorkerReader(Reader):
-    """Workers that share the batches of each partition; a batch is done at least once."""
+    """Workers that share the batches of each partition. Each batch is processed at least once."""
 
     role = "workers"
     once = False
@@ -559,7 +574,7 @@ class WorkerReader(Reader):
 
 
 class SparkReader(Reader):
-    """A Spark query: offsets and commits are on record, and a micro-batch is written once."""
+    """A Spark query that records its offsets and commits, and writes each micro-batch once."""
 
     role = "spark"
     feature = "Spark source"
@@ -616,7 +631,7 @@ class SparkReader(Reader):
         node.runtime.sleep(1)
 
     accepts_loss = False
-    """It was told to go on after a loss, as the docs demand after a repair."""
+    """Whether the user let it continue after a loss, as the docs demand after a repair."""
 
     def _run(self, node: Node, stream: MicroBatchStream) -> None:
         deployment = self.deployment
@@ -658,14 +673,14 @@ class SparkReader(Reader):
 
 
 def recorded(offset: SourceOffset | None) -> SourceOffset | None:
-    """The offset as a checkpoint gives it back."""
+    """Return the offset as a checkpoint returns it."""
     if offset is None:
         return None
     return SourceOffset.from_json(json.loads(json.dumps(offset.to_json())))
 
 
 class V1Client:
-    """OpenData's v1 consumer with its collector: it knows no owner marker and no log."""
+    """OpenData's v1 consumer and collector, which know neither owner markers nor logs."""
 
     def __init__(self, deployment: Deployment, node: Node, partition: str) -> None:
         self.deployment = deployment
@@ -675,7 +690,7 @@ class V1Client:
         self.epoch = 0
 
     def read(self) -> tuple[Manifest, str | None]:
-        """The manifest and its version."""
+        """Return the manifest and its version."""
         try:
             found = self.node.store.get(self.config.manifest_path)
         except ObjectNotFound:
@@ -684,7 +699,7 @@ class V1Client:
         return Manifest.parse(found.data), found.version
 
     def claim(self) -> bool:
-        """Take the queue over by a higher epoch."""
+        """Take the queue over with a higher epoch. Return whether that worked."""
         manifest, version = self.read()
         if manifest.sealed:
             return False
@@ -694,7 +709,11 @@ class V1Client:
         return isinstance(outcome, outcomes.Applied)
 
     def take(self, through: int) -> list[tuple[int, str]]:
-        """Take everything up to this sequence off the queue; returns what it may have taken."""
+        """Remove all entries up to a sequence from the queue.
+
+        Returns:
+            Sequences and locations of the entries that it may have removed.
+        """
         manifest, version = self.read()
         count = through + 1 - manifest.first_sequence
         if manifest.epoch != self.epoch or not 0 < count <= manifest.entry_count:
@@ -707,7 +726,7 @@ class V1Client:
         return [(entry.sequence, entry.location) for entry in entries]
 
     def collect(self) -> int:
-        """Delete what the manifest does not name and what is older than the grace period."""
+        """Delete old batches that the manifest does not name. Return their number."""
         listing = self.node.store.list(f"{self.config.data_path_prefix}/")
         manifest, _ = self.read()
         named = set(manifest.locations())
@@ -726,7 +745,7 @@ class V1Client:
 
 
 class V1Reader(Reader):
-    """A v1 consumer of a queue; at least once, and by position of nobody."""
+    """A v1 consumer of a queue. It delivers at least once and keeps no position of its own."""
 
     role = "v1-consumer"
     once = False
@@ -765,7 +784,7 @@ class V1Reader(Reader):
 
 
 def run_collector(deployment: Deployment, node: Node) -> None:
-    """An operator's cron job, which belongs to no epoch."""
+    """Run the collector as an operator's cron job, which belongs to no epoch."""
     while not deployment.over:
         for partition in deployment.names():
             config = deployment.consumer_config(partition)
@@ -778,7 +797,7 @@ def run_collector(deployment: Deployment, node: Node) -> None:
 
 
 def host_brokers(deployment: Deployment, node: Node) -> None:
-    """A process that serves as the broker of each partition while no other one does."""
+    """Run a process that serves as the broker of each partition that has no broker."""
     hosts: dict[str, LeaderElection] = {}
     network: Any = deployment.network.of(node.runtime)
     while not deployment.over:

@@ -1,7 +1,8 @@
-"""Every pair of features: refused with a clear error, or simulated against one model.
+"""Simulate or refuse every pair of features.
 
-One seed for each pair by day; ``OPENDATA_BUFFER_SEEDS=2000``, as at night, plays ten of each, and
-all triples. A failure prints the command that plays its history again.
+A pair that the code refuses must raise a clear error. Every other pair must keep all promises in a
+simulated history. A normal run plays one seed for each pair. ``OPENDATA_BUFFER_SEEDS=2000``, as at
+night, plays ten, and all triples. A failure prints the command that plays its history again.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from tests.simulation.features import pairs, refusal_of, triples
 from tests.support.simulation import SimulationFailed
 
 SHARE = 0.005
-"""Of the seeds, for each pair."""
+"""Share of the seeds that each pair plays."""
 
 SIMULATED = [pair for pair in pairs() if refusal_of(pair) is None]
 REFUSED = [pair for pair in pairs() if refusal_of(pair) is not None]
 TRIPLES = [triple for triple in triples() if refusal_of(triple) is None]
 
-# Of a killed consumer a read-ahead is left, which the interpreter cannot end in the usual way.
+# A killed consumer leaves a read-ahead that the interpreter cannot end in the usual way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def play(seed: int, names: tuple[str, ...]) -> None:
-    """Play one history; a failure shows its end, and how to play it again."""
+    """Play one history. A failure shows its end and the command that plays it again."""
     try:
         simulate(seed, names)
     except SimulationFailed as error:
@@ -37,7 +38,10 @@ def play(seed: int, names: tuple[str, ...]) -> None:
 
 
 def seeds_of(pair: tuple[str, ...]) -> list[int]:
-    """By day one, which differs from pair to pair: it decides between a queue and a topic."""
+    """Return the seeds of a pair.
+
+    A normal run has one, which differs from pair to pair: it chooses between a queue and a topic.
+    """
     if os.environ.get(SEED) or os.environ.get(SEEDS):
         return [*seeds(SHARE)]
     return [SIMULATED.index(pair)]
@@ -56,7 +60,7 @@ def test_a_pair_that_excludes_each_other_is_refused_with_a_reason(pair: tuple[st
 
 @pytest.mark.seeds(1.2, 1)
 def test_three_features_keep_every_promise(seed: int) -> None:
-    """The triples in an order that spreads them: a nightly run plays as many as it has seeds."""
+    """Spread the triples over the seeds. A nightly run plays as many triples as it has seeds."""
     play(seed, TRIPLES[seed * 997 % len(TRIPLES)])
 
 
