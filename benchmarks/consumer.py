@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from benchmarks.measuring import (
@@ -34,9 +34,11 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tools.servers import VERSITYGW
+
+if TYPE_CHECKING:
+    from opendata_buffer.stores.s3 import S3Store
 
 LATENCY_MS = 60
 BATCHES = sized(10_000, tiny=20)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmarks.measuring import MIB, sized
 from opendata_buffer.config import (
@@ -28,9 +28,11 @@ from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Delete, Put, Store
-from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tools.servers import VERSITYGW
+
+if TYPE_CHECKING:
+    from opendata_buffer.stores.s3 import S3Store
 
 PUT_MS, GET_MS, CAS_MS = 100, 60, 60
 """Milliseconds that S3 Standard takes for a put, a read, and a conditional put."""
@@ -63,7 +65,9 @@ def bucket() -> Iterator[S3Store]:
 
     The environment has the server's credentials inside the block.
     """
-    import boto3
+    import boto3  # slow to import, and not every suite needs it
+
+    from opendata_buffer.stores.s3 import S3Store
 
     environment = {
         "AWS_ACCESS_KEY_ID": VERSITYGW.environment["ROOT_ACCESS_KEY"],

@@ -124,3 +124,15 @@ def test_every_figure_names_its_commit_and_date() -> None:
     assert [
         line for line in rest if not re.search(r"\| [0-9a-f]{8}, \d{4}-\d\d-\d\d \|$", line)
     ] == []
+
+
+def test_suites_that_start_many_processes_load_neither_spark_nor_boto3() -> None:
+    # Both would count as memory and start time of each process that is measured.
+    code = (
+        "import sys; import benchmarks.broker, benchmarks.consumer, benchmarks.producer, "
+        "benchmarks.topics; print({'boto3', 'pyspark'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
