@@ -49,7 +49,7 @@ from opendata_buffer.stores.http import (
 _PAGE = 5_000  # most blobs of one page of a listing
 _CONTINUATIONS = 16  # listings whose continuation is remembered
 _ONE_REQUEST = 4 * 1024**3
-"""Objects up to this size are written by one request: its condition holds for all of it."""
+"""Objects up to this size are written by one request, so that its condition holds for all of it."""
 _CHUNK = 32 * 1024**2
 _URL = "abfss://container@account.dfs.core.windows.net[/root]"
 
@@ -57,9 +57,16 @@ _URL = "abfss://container@account.dfs.core.windows.net[/root]"
 class AzureStore(CloudStore):
     """A container, or the part of it below ``root``; see :class:`.CloudStore`. Versions are ETags.
 
-    ``host`` is that of the account's blobs, ``account.blob.core.windows.net``. Default: the account
-    that ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_CONNECTION_STRING`` names. InvalidInput where
-    the SDK is not installed, or the options are another store's.
+    Args:
+        container: Name of the container.
+        root: Prefix of every key.
+        options: How to reach the service.
+        host: The host of the account's blobs, ``account.blob.core.windows.net``. Default: the
+            account in ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_CONNECTION_STRING``.
+        runtime: Clock and threads.
+
+    Raises:
+        InvalidInput: The SDK is not installed, or the options belong to another store.
     """
 
     _SCHEME = "az"
@@ -131,8 +138,8 @@ class AzureStore(CloudStore):
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`.
 
-        One that continues behind the last key of an earlier one of this process costs its own pages
-        only; any other ``start_after`` costs the pages before it, too.
+        A listing that continues after the last key of an earlier one in this process costs only its
+        own pages. Any other ``start_after`` also costs the pages before it.
         """
         token = self._continuations.get((prefix, start_after))
         listing, following = self._list(prefix, start_after, limit, token)
@@ -155,7 +162,7 @@ class AzureStore(CloudStore):
             return self._put(name, data, **how)
         except self._client_errors() as error:
             code, replaces = _code_of(error), version is not None
-            # S3's 409 means that nothing was decided, Azure's that the object exists.
+            # S3's 409 means that nothing was decided; Azure's means that the object exists.
             if code == "BlobAlreadyExists" and not replaces:
                 return outcomes.Conflict()
             if _is_missing(error) and replaces:
@@ -179,7 +186,7 @@ class AzureStore(CloudStore):
         objects = [
             ObjectInfo(each.name[len(self._prefix) :], each.size, epoch_ms(each.last_modified))
             for each in next(pages, ())
-            # Accounts with directories list those, too, as blobs.
+            # Accounts with directories also list the directories as blobs.
             if (each.metadata or {}).get("hdi_isfolder") != "true"
         ]
         now_ms = header_ms(dates[0]) if dates else None
@@ -207,7 +214,7 @@ class AzureStore(CloudStore):
         return self._client.get().get_blob_client(self._bucket, name)
 
     def _timeouts(self) -> dict[str, Any]:
-        """The timeouts of a request that is sent now."""
+        """Return the timeouts of a request that is sent now."""
         return {"read_timeout": read_timeout_s(self._options)}
 
     def _client_errors(self) -> tuple[type[BaseException], ...]:
@@ -249,7 +256,7 @@ def _match(name: str) -> Any:
 
 
 def blob_host(host: str) -> str:
-    """The host of an account's blobs, for that of its files: one account has both."""
+    """Return the host of an account's blobs for that of its files; one account has both."""
     name, dot, rest = host.partition(".")
     service, _, domain = rest.partition(".")
     if not name or not dot or service not in ("dfs", "blob") or not domain or ":" in host:
@@ -258,7 +265,7 @@ def blob_host(host: str) -> str:
 
 
 def connect(host: str, options: StoreOptions) -> Any:
-    """A ``BlobServiceClient`` that sends each request once; ``host`` may be empty."""
+    """Return a ``BlobServiceClient`` that sends each request once; ``host`` may be empty."""
     blob = load("azure.storage.blob")
     settings = _settings(options)
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
@@ -282,7 +289,7 @@ def connect(host: str, options: StoreOptions) -> Any:
         raise
     except ValueError:
         pass
-    # Neither the SDK's message nor the chain: they may hold parts of what it could not read.
+    # Show neither the SDK's message nor the chain: both may quote the input it could not read.
     raise PermanentStorageError(
         "cannot make an Azure client: correct AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, "
         "AZURE_STORAGE_SAS_TOKEN or the endpoint"
@@ -305,7 +312,7 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
     }
     return {
         **timeouts,
-        # A conditional write that is sent again would lose against itself (failure F1).
+        # A conditional write that is sent twice would lose against itself (failure F1).
         "retry_total": 0,
         # Azure never redirects. A server that does would get what is written, or be read as Azure.
         "permit_redirects": False,
@@ -317,8 +324,10 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
 
 
 def _build_bounded(build: Callable[[Any, Any], Any], request: Any, raw: Any) -> Any:
-    """A response of requests that fails after ``MAX_PAGE_BYTES``: the SDK reads every body to its
-    end. Objects are read in smaller ranges."""
+    """Return a response of requests that fails after ``MAX_PAGE_BYTES``.
+
+    The SDK reads every body to its end. Objects are read in smaller ranges.
+    """
     stream = raw.stream
 
     def bounded(*args: Any, **kwargs: Any) -> Iterator[bytes]:
@@ -350,15 +359,14 @@ def _endpoint(host: str, options: StoreOptions) -> str:
 
 
 def _credential(endpoint: str, connection_string: str, options: StoreOptions) -> Any:
-    """What the options name, else what the environment has for an account, else the identity of
-    this process."""
+    """Return the credential in the options, or in the environment, or this process's identity."""
     if options.anonymous:
         return None
     if options.service_credential is not None:
         _check_https(endpoint)
         return CheckedTokens(service_credential(options.service_credential, "az"))
     parts = urlsplit(endpoint)
-    # An emulator has the account in the path.
+    # An emulator's URLs contain the account in the path.
     name = parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
     key = os.environ.get("AZURE_STORAGE_KEY")
     token = os.environ.get("AZURE_STORAGE_SAS_TOKEN")
@@ -386,7 +394,7 @@ def _credential(endpoint: str, connection_string: str, options: StoreOptions) ->
 
 
 def _remember_parts(connection_string: str) -> dict[str, str]:
-    """The fields of a connection string, whose key and signature are hidden from now on."""
+    """Return the fields of a connection string, and hide its key and signature from now on."""
     fields = dict(each.split("=", 1) for each in connection_string.split(";") if "=" in each)
     remember_secret(fields.get("AccountKey", ""))
     _remember_signature(fields.get("SharedAccessSignature", ""))
@@ -399,9 +407,10 @@ def _remember_signature(token: str) -> None:
 
 
 class CheckedTokens:
-    """Credentials that refuse a token which no header carries, also one that was just renewed.
+    """Credentials that refuse a token that no header can carry, even a renewed one.
 
-    PermanentStorageError names it without showing it.
+    Raises:
+        PermanentStorageError: The error names the token without showing it.
     """
 
     def __init__(self, credentials: Any) -> None:
@@ -440,12 +449,14 @@ def _status_of(error: Any) -> int:
 
 
 def _code_of(error: Any) -> str:
-    """Azure's error code, such as ``BlobNotFound``; empty where there is none."""
+    """Return Azure's error code, such as ``BlobNotFound``; empty if there is none."""
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code) or "")
 
 
 def _is_missing(error: Any) -> bool:
-    """Whether the response is Azure's for a missing blob, and not that of a proxy, which does not
-    name its error, or for a missing container."""
+    """Return whether the response is Azure's own for a missing blob.
+
+    A proxy does not name its error, and a missing container has another code.
+    """
     return _status_of(error) == 404 and _code_of(error) not in ("", "ContainerNotFound")

@@ -1,4 +1,4 @@
-"""The client of a cloud, made when first used in a process and shared by its stores."""
+"""The client of a cloud, created at its first use in a process and shared by its stores."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ _CREDENTIALS = {
     ),
     "gs": ("before_request", "a Google service account"),
 }
-"""By cloud: a method that its credentials have and no other cloud's, and what a process may have
-in place of a service credential."""
+"""By cloud: a method that only this cloud's credentials have, and the alternative to a service
+credential that a process may use."""
 
 
 def service_credential(name: str, scheme: str) -> Any:
-    """What a Databricks service credential gives: for AWS a botocore session, else a credential
-    object; it renews itself. InvalidInput for a credential of another cloud, PermanentStorageError
-    where this is not Databricks or the name gives nothing."""
+    """Return the credentials of a Databricks service credential, which renew themselves.
+
+    Returns:
+        A botocore session for AWS, and a credential object for the other clouds.
+
+    Raises:
+        InvalidInput: The credential is for another cloud.
+        PermanentStorageError: This is not Databricks, or the name yields no credentials.
+    """
     method, instead = _CREDENTIALS[scheme]
     failed = []
     for where, find in _CREDENTIAL_SOURCES.items():
@@ -80,8 +86,7 @@ _CREDENTIAL_SOURCES: dict[str, Callable[[], Any]] = {
 
 
 def check_resolved(secret: str | None, what: str) -> None:
-    """Refuse a credential that was found, and that no request can carry, before it is sent
-    (failure F49).
+    """Refuse a credential that no request can carry, before it is sent (failure F49).
 
     Args:
         secret: The value; it is hidden in logs and errors from now on.
@@ -97,8 +102,11 @@ def check_resolved(secret: str | None, what: str) -> None:
 
 
 def load(module: str, scheme: str = "") -> Any:
-    """Import a module of an extra, for a store whose URL has this scheme. Where the module is
-    missing, raise InvalidInput with the command that installs it."""
+    """Import a module of an extra for a store whose URL has this scheme.
+
+    Raises:
+        InvalidInput: The module is missing. The error names the command that installs it.
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -114,10 +122,10 @@ AWS_ENVIRONMENT = ("AWS_",)
 """Prefixes of the variables that boto3 takes settings and credentials from."""
 
 GCS_ENVIRONMENT = ("GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_EMULATOR_HOST")
-"""Those of google-auth, and the one with an emulator's address for every client of GCS."""
+"""The same for google-auth, and the variable with an emulator's address for every client of GCS."""
 
 AZURE_ENVIRONMENT = ("AZURE_", "IDENTITY_", "MSI_")
-"""Those of azure-identity and of Azure's own command line."""
+"""The same for azure-identity and Azure's own command line."""
 
 T = TypeVar("T")
 
@@ -128,7 +136,7 @@ _lock = threading.RLock()  # A client may be made of another one.
 
 
 def _forget_all() -> None:
-    # A forked child must not use its parent's sockets, nor wait for its parent's threads.
+    # A forked child must neither use its parent's sockets nor wait for its parent's threads.
     global _lock
     _lock = threading.RLock()
     _made.clear()
@@ -138,7 +146,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def environment_of(*prefixes: str) -> Hashable:
-    """The environment variables whose names begin so."""
+    """Return the environment variables whose names begin with one of these prefixes."""
     return tuple(sorted(item for item in os.environ.items() if item[0].startswith(prefixes)))
 
 
@@ -147,7 +155,7 @@ _PLACE = re.compile("(FILE|PATH|URI|URL|ENDPOINT)$")
 
 
 def _remember_secrets(prefixes: tuple[str, ...]) -> None:
-    """Hide the credentials in the environment variables whose names begin so."""
+    """Hide the credentials in environment variables that begin with one of these prefixes."""
     for name, value in os.environ.items():
         is_secret = _SECRET_VARIABLE.search(name) and not _PLACE.search(name)
         if name.startswith(prefixes) and is_secret:
@@ -187,10 +195,10 @@ _IN_LOGS = re.compile(
 
 
 class _HideSecrets(logging.Filter):
-    """Takes the credentials out of a record. It runs for records that are written anyway."""
+    """Removes credentials from a log record, if the record is written at all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record's text; never drop it."""
+        """Change the record's text, and never drop the record."""
         try:
             text = record.getMessage()
         except Exception:
@@ -206,7 +214,7 @@ _hide_secrets = _HideSecrets()
 
 
 def hide_in_logs() -> None:
-    """Let no logger of a client show a credential. A second call does nothing."""
+    """Keep every logger of a client from showing a credential. A second call does nothing."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_hide_secrets)
 
@@ -214,9 +222,13 @@ def hide_in_logs() -> None:
 class ProcessClient(Generic[T]):
     """One client for all stores of a process that are opened with the same arguments. Thread-safe.
 
-    It pickles as what it is made from, never with a socket or a secret: a function of a module with
-    its arguments. A forked child makes a client of its own. Names of environment variables on which
-    it depends begin with one of ``prefixes``.
+    It pickles as the function and arguments that create it, never with a socket or a secret. A
+    forked child creates its own client.
+
+    Args:
+        make: A function of a module that creates the client.
+        prefixes: Prefixes of the environment variables that the client depends on.
+        *arguments: For ``make``.
     """
 
     def __init__(
@@ -226,7 +238,7 @@ class ProcessClient(Generic[T]):
         self._held: tuple[int, T] | None = None
 
     def get(self) -> T:
-        """The client."""
+        """Return the client."""
         held = self._held
         if held is None or held[0] != os.getpid():
             make, prefixes, arguments = self._from

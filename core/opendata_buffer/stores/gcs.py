@@ -56,15 +56,18 @@ _PAGE = 1_000  # most keys of one page of a listing
 _LISTED = "nextPageToken,items(name,size,timeCreated)"
 _WRITE_INTERVAL_S = 1.0  # seconds between two writes of one object that Google accepts
 _THROTTLED_MS = 5_000
-"""Seconds for which a conditional write that was refused for its rate is sent again."""
+"""How long a conditional write that was refused because of its rate is sent again, in milliseconds.
+"""
 
 
 class GcsStore(CloudStore):
-    """A bucket, or the part of it below ``root``; see :class:`.CloudStore`. Versions are
-    generations.
+    """A bucket, or the part of it below ``root``; see :class:`.CloudStore`.
 
-    A conditional write is repeated only if it was refused for its rate, and so surely not applied.
-    InvalidInput where google-auth is not installed, or the options are another store's.
+    Versions are generations. A conditional write is repeated only if it was refused because of its
+    rate and therefore certainly not applied.
+
+    Raises:
+        InvalidInput: google-auth is not installed, or the options belong to another store.
     """
 
     _SCHEME = "gs"
@@ -121,8 +124,8 @@ class GcsStore(CloudStore):
                 raise _Throttled
             return response
 
-        # Evenly: the next write is accepted within a second, and a pause that grows after each
-        # refusal comes seconds too late.
+        # Retry at an even pace. The next write is accepted within a second, and a pause that grows
+        # after each refusal would end seconds too late.
         policy = Retries(
             self._runtime,
             base_ms=100,
@@ -134,7 +137,7 @@ class GcsStore(CloudStore):
         try:
             response = policy(once)
         except _Throttled:
-            # No conflict: the condition was never checked.
+            # This is not a conflict, because the condition was never checked.
             return outcomes.Unknown(f"writes of {name!r} were refused for their rate for too long")
         if response.status == 412:
             gone = version is not None and self._is_gone(name)
@@ -144,7 +147,7 @@ class GcsStore(CloudStore):
         return generation
 
     def _generation(self, response: Response, name: str) -> str | None:
-        """The generation that an upload made; None where the response has none."""
+        """Return the generation that an upload created; None if the response has none."""
         self._check_status(response, "write", name)
         return response.fields().get("generation")
 
@@ -195,7 +198,7 @@ class GcsStore(CloudStore):
             raise with_retry_after(self._answered(response, verb, name), response.headers)
 
     def _answered(self, response: Response, verb: str, name: str) -> StorageError:
-        """The error for a response that is an HTTP error."""
+        """Return the error for a response that is an HTTP error."""
         reason, message = _reason_and_message(response)
         answer = redacted(f"{response.status} {reason} {message}")
         what = f"{self._cannot(verb, name, self._endpoint())}: {answer}".rstrip(". ")
@@ -228,14 +231,14 @@ class GcsStore(CloudStore):
 
 
 class _Throttled(Exception):
-    """A write was refused for its rate: it was not applied, and may be sent again."""
+    """A write was refused because of its rate. It was not applied and may be sent again."""
 
 
 class WriteRate:
-    """When an object may be written again, learned from the writes that were refused.
+    """When an object may be written again, learned from writes that were refused.
 
-    Times are monotonic seconds. Thread-safe: threads may at most lose one observation of each
-    other. It pickles as a new one, because another process has another clock.
+    Times are monotonic seconds. Thread-safe: threads lose at most one of each other's observations.
+    It pickles as a new one, because another process has another clock.
     """
 
     REMEMBERED_S = 600.0  # until a refusal is forgotten, in case the store has been replaced
@@ -249,15 +252,15 @@ class WriteRate:
         return WriteRate, ()
 
     def accepted(self, key: str, now: float) -> None:
-        """A write of the object was applied."""
+        """Note that a write of the object was applied."""
         self._keep(self._accepted, key, now)
 
     def refused(self, key: str, now: float) -> None:
-        """A write of the object was refused for its rate."""
+        """Note that a write of the object was refused because of its rate."""
         self._keep(self._refused, key, now)
 
     def due(self, key: str, now: float) -> float:
-        """Seconds until the next write of the object is accepted; 0 where no limit is known."""
+        """Return the seconds until the next write of the object is accepted; 0 if unknown."""
         refused, accepted = self._refused.get(key), self._accepted.get(key)
         if refused is None or accepted is None or now - refused > self.REMEMBERED_S:
             return 0.0
@@ -270,7 +273,7 @@ class WriteRate:
 
 
 def expected_generation(version: str | None) -> str:
-    """The generation on whose condition an object is written; ``0`` is no object."""
+    """Return the generation on whose condition an object is written; ``0`` means no object."""
     if version is None:
         return "0"
     # What is no generation becomes 1, which no object has: they are microseconds since 1970.
@@ -278,8 +281,8 @@ def expected_generation(version: str | None) -> str:
 
 
 def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of an upload: the object's description with its checksum, and its bytes."""
-    # No cache may keep it: of public objects GCS otherwise serves an hour-old manifest.
+    """Return body and headers of an upload: the description with a checksum, and the bytes."""
+    # No cache may keep it. Otherwise GCS serves a public manifest that is an hour old.
     about = {"name": full, "md5Hash": md5(data), "cacheControl": "no-store"}
     boundary = f"part-{uuid.uuid4().hex}".encode()
     body = b"".join(
@@ -295,15 +298,18 @@ def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
 
 
 def read_object(read: Read, response: Any) -> bytes:
-    """The bytes that were asked for, of a response of urllib3. A body that broke off is an
-    HTTPError."""
+    """Return the bytes that were asked for from a response of urllib3.
+
+    Raises:
+        HTTPError: The body broke off.
+    """
     # A server that knows no ranges sends the whole object.
     whole = read.byte_range is not None and response.status == 200
     return read.part_of(partial(_body, response), _size(response.headers), whole=whole)
 
 
 def _body(response: Any, most: int | None) -> bytes:
-    """The body of a response, or so many bytes of it."""
+    """Return the body of a response, or its first ``most`` bytes."""
     content: bytes = response.read(most)
     if len(content) == most:
         response.close()  # the rest of the body is on its way
@@ -312,24 +318,27 @@ def _body(response: Any, most: int | None) -> bytes:
 
 def _size(headers: Mapping[str, str]) -> int | None:
     sent = headers.get("content-length", "")
-    # What is compressed on the way has another size when it is unpacked.
+    # A body that is compressed in transit has another size when it is unpacked.
     return int(sent) if sent.isdecimal() and "content-encoding" not in headers else None
 
 
 def _created_ms(about: Mapping[str, Any]) -> int:
-    """When an object was written, in milliseconds; whole seconds, as in the headers of a read."""
+    """Return when an object was written, in milliseconds, rounded to seconds like a read's."""
     when = about.get("timeCreated")
     return epoch_ms(datetime.fromisoformat(when)) // 1_000 * 1_000 if when else 0
 
 
 def sent_md5(headers: Mapping[str, str]) -> str | None:
-    """The MD5 of the whole object, by the headers of a read; None where they have none."""
+    """Return the MD5 of the whole object from the headers of a read; None if they have none."""
     hashes = (each.strip().partition("=") for each in headers.get("x-goog-hash", "").split(","))
     return next((value for name, _, value in hashes if name == "md5"), None)
 
 
 def page_of(response: Response, root: str) -> Page:
-    """A page of a listing. Another response raises: as an empty page it would hide the rest."""
+    """Return a page of a listing.
+
+    Any other response raises an error, because as an empty page it would hide the rest.
+    """
     page = response.fields()
     if not page and b"".join(response.body.split()) != b"{}":
         raise ValueError("it is no page of a listing")
@@ -343,14 +352,14 @@ def page_of(response: Response, root: str) -> Page:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole response: its status, its headers, and its body where it was wanted."""
+    """A whole response: its status, its headers, and its body if it was wanted."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def fields(self) -> dict[str, Any]:
-        """The body as a JSON object; empty where it is none."""
+        """Return the body as a JSON object; empty if it is not one."""
         try:
             found = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -359,8 +368,11 @@ class Response:
 
 
 class GcsClient:
-    """Sends requests with credentials, each once: google-auth sends one again with a new token only
-    where the service refused the old one, and so did not carry it out."""
+    """Sends requests with credentials, each once.
+
+    google-auth sends a request again, with a new token, only if the service refused the old token
+    and therefore did not carry out the request.
+    """
 
     def __init__(self, http: Any, endpoint: str, options: StoreOptions) -> None:
         self._http = http
@@ -377,8 +389,12 @@ class GcsClient:
         body: bytes | None = None,
         read_body: Callable[[Any], bytes] | None = None,
     ) -> Response:
-        """The response to one request, also where it is an HTTP error. ``read_body`` reads the body
-        of a success. Default: at most ``MAX_PAGE_BYTES``."""
+        """Return the response to one request, even if it is an HTTP error.
+
+        Args:
+            method, path, query, headers, body: Of the request.
+            read_body: Reads the body of a success. Default: at most ``MAX_PAGE_BYTES``.
+        """
         response = self._http.urlopen(
             method,
             f"{self.endpoint}{path}?{urlencode(query, quote_via=quote)}",
@@ -410,14 +426,16 @@ class GcsClient:
 
 
 def connect(options: StoreOptions) -> GcsClient:
-    """A client with the credentials that the options name, else with the application default ones;
-    without any to an emulator."""
+    """Return a client with the options' credentials, or the application default ones.
+
+    An emulator gets no credentials.
+    """
     endpoint = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or PUBLIC
     if "://" not in endpoint:
         endpoint = f"http://{endpoint}"
     endpoint = endpoint_of_server("STORAGE_EMULATOR_HOST", endpoint)
     is_plain = endpoint.lower().startswith("http:")
-    # A token must not be sent in the clear. Emulators ask for none.
+    # Never send a token in the clear. Emulators ask for none.
     if options.service_credential is not None and is_plain:
         raise InvalidInput(
             f"service_credential is {options.service_credential!r} and {endpoint} is not https: "
@@ -458,13 +476,14 @@ def _credentials(endpoint: str, options: StoreOptions) -> Any:
 
 
 _SECRET_FIELDS = ("token", "_refresh_token", "_client_id", "_client_secret", "_private_key_id")
-"""Fields of credentials that Google's services get in a header or a form."""
+"""Fields of credentials that Google's services receive in a header or a form."""
 
 
 class CheckedPool(urllib3.PoolManager):
-    """Connections that refuse a token which no header carries, also one that was just renewed.
+    """Connections that refuse a token that no header can carry, even a renewed one.
 
-    PermanentStorageError names it without showing it.
+    Raises:
+        PermanentStorageError: The error names the token without showing it.
     """
 
     def urlopen(self, method: str, url: str, redirect: bool = True, **kw: Any) -> Any:  # type: ignore[override]
@@ -487,7 +506,7 @@ def _reason_and_message(response: Response) -> tuple[str, str]:
 
 
 def _is_throttled(response: Response) -> bool:
-    """Whether the request was refused for its rate, and so surely not carried out."""
+    """Return whether the request was refused because of its rate and certainly not carried out."""
     if response.status == 403:
         reason, _ = _reason_and_message(response)
         return reason in ("rateLimitExceeded", "userRateLimitExceeded")

@@ -1,7 +1,8 @@
-"""What the stores of S3, Google Cloud Storage and Azure share: services that speak HTTP.
+"""The common part of the stores for S3, Google Cloud Storage, and Azure, which speak HTTP.
 
-Each cloud's client sends a request once. :class:`CloudStore` adds what a :class:`~.base.Store`
-promises beyond that: deadlines, repetition of what may be repeated, paging, the probe, and a root.
+Each cloud's client sends a request once. :class:`CloudStore` adds the rest of what a
+:class:`~.base.Store` promises: deadlines, retries of requests that may be repeated, paging, the
+probe, and a root.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_c
 
 MAX_ERROR_BYTES = 64 * 1024
 MAX_PAGE_BYTES = 64 * 1024**2
-"""Largest response that is read besides an object. The largest are pages of Azure's listings:
+"""Largest response that is read, apart from objects. Pages of Azure's listings are the largest:
 5,000 blobs, each with up to 8 KiB of metadata."""
 
 GARBLED = "The bytes were garbled on the way; try again."
@@ -62,7 +63,7 @@ OF_A_PROXY = (
 )
 
 _MALFORMED = (AttributeError, HTTPException, LookupError, TypeError, ValueError)
-"""What parsing a malformed response may raise, here or in a client library."""
+"""Errors that parsing a malformed response may raise, here or in a client library."""
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -70,7 +71,7 @@ E = TypeVar("E", bound=BaseException)
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The arguments of one :meth:`.Get.get`; ``name`` is the key with the store's root."""
+    """The arguments of one :meth:`.Get.get`; ``name`` is the key including the store's root."""
 
     key: str
     name: str
@@ -80,7 +81,7 @@ class Read:
 
     @property
     def range_header(self) -> dict[str, str]:
-        """The request's ``Range``; nothing for the whole object."""
+        """The ``Range`` header of the request; empty for the whole object."""
         if self.byte_range is None:
             return {}
         return {"Range": f"bytes={self.byte_range[0]}-{self.byte_range[1] - 1}"}
@@ -88,10 +89,16 @@ class Read:
     def part_of(
         self, read_body: Callable[[int | None], bytes], size: int | None, *, whole: bool
     ) -> bytes:
-        """The bytes that were asked for; of a larger body no more is read than shows that.
+        """Return the bytes that were asked for; read at most one byte past the limit.
 
-        ``read_body`` reads at most so many bytes of the response's body, or all. ``size`` is that
-        of the body, if the response has it. A service that knows no ranges sends the ``whole``.
+        Args:
+            read_body: Reads at most this many bytes of the response's body; None reads all of it.
+            size: Size of the body, if the response tells it.
+            whole: The body is the whole object, because the service does not support ranges.
+
+        Raises:
+            CorruptData: The body is larger than ``max_bytes``.
+            TransientStorageError: The body is larger than the range.
         """
         if whole:
             data = read_body(None)
@@ -104,13 +111,13 @@ class Read:
             limits = [each for each in (self.max_bytes, self._asked) if each is not None]
             data = read_body(min(limits) + 1 if limits else None)
             if limits and len(data) <= min(limits):
-                data += read_body(None)  # Only at the end is a checksum compared.
+                data += read_body(None)  # the client compares a checksum only at the end
         self.check_size(len(data))
         return data
 
     @property
     def _asked(self) -> int | None:
-        """Bytes of the range."""
+        """Number of bytes in the range; None for the whole object."""
         return None if self.byte_range is None else self.byte_range[1] - self.byte_range[0]
 
     def check_size(self, size: int) -> None:
@@ -124,13 +131,13 @@ class Read:
 
 
 Answer = str | outcomes.Conflict | outcomes.Vanished | outcomes.Unknown | None
-"""What a service answers to a conditional write. Of one that was applied it is the version of the
-object, or None where the response has none."""
+"""A service's answer to a conditional write. The answer to an applied write is the object's
+version, or None if the response has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a listing; keys are without the root, ``now_ms`` is the service's clock."""
+    """One page of a listing. Keys are without the root, and ``now_ms`` is the service's clock."""
 
     objects: builtins.list[ObjectInfo]
     token: str | None  # where the next page begins; None on the last page
@@ -138,17 +145,24 @@ class Page:
 
 
 class CloudStore(ABC):
-    """A bucket of a cloud, or Azure's container; or the part of it below ``root``.
+    """A bucket of a cloud (or an Azure container), or the part of it below ``root``.
 
-    The client sends each request once. Reads, listings, deletions and unconditional writes that
-    failed are repeated here, at most ``max_attempts`` times. A conditional write is not: repeated
-    after a lost response, one that was applied would fail on its own success (failure F1).
+    The client sends each request once. This class retries failed reads, listings, deletions, and
+    unconditional writes, at most ``max_attempts`` times. It does not retry a conditional write:
+    after a lost response, a write that was applied would fail because of its own success (failure
+    F1).
 
     Every call ends within the caller's :func:`~opendata_buffer.runtime.deadline`, whatever the
-    service does. Without one, it ends after the timeouts of all attempts.
+    service does. Without a deadline, it ends after the timeouts of all attempts.
 
-    ``root`` is a prefix of every key, without slashes around it, and may be empty; InvalidInput
-    where no key can begin with it.
+    Args:
+        bucket: Name of the bucket or container.
+        root: Prefix of every key, without slashes at its ends; may be empty.
+        options: How to reach the service.
+        runtime: Clock and threads.
+
+    Raises:
+        InvalidInput: No key can begin with ``root``.
     """
 
     _SCHEME: ClassVar[str]
@@ -156,9 +170,9 @@ class CloudStore(ABC):
     _RACE_FREE: ClassVar[str] = ""  # an endpoint where races are known to have one winner
     _unordered = False
     """Whether listings are not in the order of the keys (S3's directory buckets, hierarchical
-    namespaces of Azure and Google): each one then reads all pages, and sorts them."""
-    # In messages: what the service calls things, and what to do about responses without versions,
-    # about missing permissions, and after a refusal without a better explanation.
+    namespaces of Azure and Google). Each listing then reads all pages and sorts them."""
+    # For messages: the service's own terms, and the advice for responses without versions, for
+    # missing permissions, and after a refusal without a better explanation.
     _CLOUD: ClassVar[str]
     _BUCKET: ClassVar[str] = "bucket"
     _KEYS: ClassVar[str]
@@ -185,7 +199,7 @@ class CloudStore(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Set what is the service's own: ``_client``, which the first request makes."""
+        """Set this service's attributes, such as ``_client``, which the first request creates."""
 
     @property
     def url(self) -> str:
@@ -194,15 +208,15 @@ class CloudStore(ABC):
 
     @abstractmethod
     def _endpoint(self) -> str:
-        """The URL of the service, without secrets. Makes the client."""
+        """Return the URL of the service, without secrets. This creates the client."""
 
     @abstractmethod
     def _client_errors(self) -> tuple[type[BaseException], ...]:
-        """What the client raises."""
+        """Return the errors that the client raises."""
 
     @abstractmethod
     def _error(self, error: BaseException, verb: str, name: str) -> StorageError:
-        """The library's error for the client's. ``verb``: read, write, list or delete."""
+        """Return the library's error for the client's; ``verb`` is read, write, list, or delete."""
 
     @abstractmethod
     def _get(self, read: Read) -> Blob | None:
@@ -210,7 +224,7 @@ class CloudStore(ABC):
 
     @abstractmethod
     def _put(self, name: str, data: bytes) -> str | None:
-        """Send one unconditional write; returns the response's version of the object."""
+        """Send one unconditional write, and return the object's version in the response."""
 
     @abstractmethod
     def _put_if(self, name: str, data: bytes, version: str | None) -> Answer:
@@ -218,8 +232,14 @@ class CloudStore(ABC):
 
     @abstractmethod
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
-        """Request one page: from ``token``, for at most ``wanted`` objects (None for all of them).
-        ``prefix`` has the root, ``start_after`` has not; objects up to it may be in the page."""
+        """Request one page of a listing.
+
+        Args:
+            prefix: With the root.
+            start_after: Without the root. The page may still contain objects up to it.
+            token: Where the page begins; None for the first one.
+            wanted: Largest number of objects; None for all.
+        """
 
     @abstractmethod
     def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
@@ -254,8 +274,8 @@ class CloudStore(ABC):
 
         def once() -> None:
             if not self._put(name, content):
-                # The services always send a version. A proxy that answers 200 in their place must
-                # not be believed, or what is lost would be acknowledged.
+                # The services always send a version. Do not trust a proxy that answers 200 in
+                # their place: a lost object would be reported as durable.
                 found = verify_write(self, key, content)
                 if isinstance(found, outcomes.Unknown):
                     raise TransientStorageError(f"cannot write {name!r}: {found.reason}")
@@ -319,7 +339,7 @@ class CloudStore(ABC):
     def _delete_each(
         self, delete: Callable[[str], None], keys: builtins.list[str]
     ) -> builtins.list[DeleteFailure]:
-        """Delete objects by a request for each name."""
+        """Delete objects with one request each."""
         failures: list[DeleteFailure] = []
 
         def delete_one(key: str) -> None:
@@ -333,7 +353,7 @@ class CloudStore(ABC):
         return failures
 
     def _full(self, key: str) -> str:
-        """The object's name in the bucket."""
+        """Return the object's name in the bucket."""
         check_key("key", key)
         full = self._prefix + key
         if len(full.encode()) > MAX_KEY_BYTES:
@@ -346,8 +366,10 @@ class CloudStore(ABC):
     def _list(
         self, prefix: str, start_after: str, limit: int | None, token: str | None
     ) -> tuple[Listing, str | None]:
-        """A listing that begins at a token, and the token of what follows its last object; None
-        where it ends within a page."""
+        """Return a listing that begins at a token, and the token after its last object.
+
+        The second value is None if the listing ends within a page.
+        """
         check_limit(limit)
         full = self._prefix + prefix
         most, after = limit, start_after
@@ -386,8 +408,10 @@ class CloudStore(ABC):
         return listing, None if is_cut else token
 
     def _is_gone(self, name: str) -> bool:
-        """Whether a condition failed because there is no object: GCS and Azure answer 412 to
-        both."""
+        """Return whether a condition failed because the object is missing.
+
+        GCS and Azure answer 412 in both cases.
+        """
         try:
             self._get(Read(name, name, None, (0, 1), None))
         except ObjectNotFound:
@@ -395,7 +419,7 @@ class CloudStore(ABC):
         return False
 
     def _version(self, sent: str | None) -> str:
-        """The version of an object that was read, of what the response has."""
+        """Return the version of an object that was read, from the response."""
         version = strong_etag(sent)
         if version is None:
             found = f"the weak {self._VERSION} {sent}" if sent else f"no {self._VERSION}"
@@ -418,12 +442,12 @@ class CloudStore(ABC):
         )
 
     def _cannot(self, verb: str, name: str, endpoint: str | None) -> str:
-        """How the message of an error begins."""
+        """Return the beginning of an error's message."""
         at = f" at {redacted(endpoint)}" if endpoint else ""
         return f"cannot {verb} {name!r} in {self._BUCKET} {self._bucket!r}{at}"
 
     def _unsendable(self, what: str) -> PermanentStorageError:
-        """The error for a header that cannot be sent. It is not shown: it may be a credential."""
+        """Return the error for a header that cannot be sent; it may be a secret, so hide it."""
         return PermanentStorageError(
             f"{what}: a header of the request has a character that HTTP cannot carry. Most likely "
             f"one of the {self._CLOUD} credentials has a newline or another character that is not "
@@ -431,7 +455,7 @@ class CloudStore(ABC):
         )
 
     def _unanswered(self, what: str, reason: BaseException | str) -> TransientStorageError:
-        """The error for a request without a response, or with a malformed one."""
+        """Return the error for a request without a response, or with a malformed one."""
         if isinstance(reason, BaseException):
             reason = f"{type(reason).__name__}: {redacted(str(reason)).strip().rstrip('.')}"
         return TransientStorageError(
@@ -440,7 +464,7 @@ class CloudStore(ABC):
         )
 
     def _refusal(self, what: str, status: int, verb: str) -> StorageError:
-        """The error for a status of HTTP that means the same in every cloud."""
+        """Return the error for an HTTP status that means the same in every cloud."""
         if status in (408, 429) or (status >= 500 and status != 501):
             hint = "The store failed or is overloaded; try again later."
             return TransientStorageError(f"{what}. {hint}")
@@ -453,7 +477,7 @@ class CloudStore(ABC):
         return PermanentStorageError(f"{what}. {fixes.get(status, self._CHECK)}")
 
     def _call(self, request: Callable[[], T], verb: str, name: str) -> T:
-        """What ``request`` returns, within the caller's deadline; errors are the library's."""
+        """Call ``request`` within the caller's deadline; raise only the library's errors."""
         # Not the client's endpoint: making the client may be what takes too long.
         endpoint = self._options.endpoint_url
 
@@ -474,7 +498,7 @@ class CloudStore(ABC):
                 if is_unsendable(error):
                     failure = self._unsendable(what)
                 else:
-                    # Client libraries take what a broken server or a proxy sent for the service's.
+                    # Client libraries treat the answer of a proxy like the service's own.
                     failure = self._unanswered(what, error)
                 failure.__cause__ = error
             try:
@@ -491,7 +515,7 @@ class CloudStore(ABC):
             raise self._unanswered(what, "no answer in time") from None
 
     def _repeated(self, request: Callable[[], T], verb: str, name: str) -> T:
-        """As :meth:`_call`, with at most ``max_attempts`` attempts where failures are transient."""
+        """Do the same as :meth:`_call`, and retry transient failures."""
         options = self._options
 
         def pause(error: BaseException) -> float | None:
@@ -499,7 +523,7 @@ class CloudStore(ABC):
             asked: float | None = getattr(error, "retry_after_s", None)
             if asked is None:
                 return None
-            # Jitter: all clients that were refused together would otherwise return together.
+            # Add jitter. Otherwise all clients that were refused together would return together.
             return min(asked, options.read_timeout_ms / 1000) + self._runtime.random()
 
         policy = Retries(
@@ -507,7 +531,7 @@ class CloudStore(ABC):
             base_ms=100,
             max_ms=2_000,
             deadline_ms=options.read_timeout_ms * options.max_attempts,
-            # Bytes that were garbled on the way are right in the next attempt.
+            # Bytes that were damaged in transit are right in the next attempt.
             retry_on=(TransientStorageError, WrongChecksum),
             pause=pause,
             max_attempts=options.max_attempts,
@@ -520,20 +544,20 @@ _UNSENDABLE = re.compile(
     r"'(?:latin-1|ascii)' codec can't encode",
     re.IGNORECASE,
 )
-"""What http.client, urllib3, requests and botocore say of a header that they cannot send; some of
-them with the header."""
+"""The words of http.client, urllib3, requests, and botocore for a header that they cannot send.
+Some of them quote the header."""
 
 
 def is_unsendable(error: BaseException) -> bool:
-    """Whether a request was not sent because of a character that no header carries."""
+    """Return whether a request was not sent because of a character that no header can carry."""
     links = [*chain_of(error)]
-    # What a service answers may speak of headers, too.
+    # A service's answer may mention headers, too.
     is_answer = any(getattr(link, "response", None) is not None for link in links)
     return not is_answer and any(_UNSENDABLE.search(str(link)) for link in links)
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, its cause or context, and theirs."""
+    """Yield an error, its cause and context, and theirs."""
     seen = set[int]()
     waiting = [error]
     while waiting:
@@ -563,8 +587,10 @@ def without_secrets(error: E) -> E:
 
 
 def with_retry_after(error: StorageError, headers: Mapping[str, str]) -> StorageError:
-    """The error, with how long the response asks to wait before the next attempt. No date is taken:
-    it would be compared with this machine's clock."""
+    """Return the error with the time that the response asks to wait before the next attempt.
+
+    A date is ignored, because it would be compared with this machine's clock.
+    """
     seconds = headers.get("retry-after", "")
     if isinstance(error, TransientStorageError) and seconds.isdecimal() and len(seconds) < 10:
         error.retry_after_s = float(seconds)
@@ -572,12 +598,15 @@ def with_retry_after(error: StorageError, headers: Mapping[str, str]) -> Storage
 
 
 class DeadlinePassed(Exception):
-    """The call did not end in time; it may still be under way, and take effect."""
+    """The call did not end in time. It may still be running and take effect."""
 
 
 def time_left() -> float | None:
-    """Seconds until the caller's deadline; None without one. DeadlinePassed when none are left: the
-    caller has gone on, and nothing more may be sent."""
+    """Return the seconds until the caller's deadline; None without one.
+
+    Raises:
+        DeadlinePassed: No time is left. The caller has continued, so nothing more may be sent.
+    """
     left = remaining()
     if left is not None and left <= 0:
         raise DeadlinePassed
@@ -585,19 +614,25 @@ def time_left() -> float | None:
 
 
 def read_timeout_s(options: StoreOptions) -> float:
-    """Seconds for which the service may send nothing, for a request that is sent now."""
+    """Return how long the service may stay silent, in seconds, for a request that is sent now."""
     left = time_left()
     silence_s = options.read_timeout_ms / 1000
     return silence_s if left is None else min(silence_s, left)
 
 
 def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
-    """What ``call`` returns or raises, within the deadline of the calling thread; else
-    DeadlinePassed.
+    """Call a function within the deadline of the calling thread.
 
-    Resolving a name has no timeout, fetching credentials has others than ours, and a server that
-    sends a byte now and then never exceeds the timeout between two bytes. So with a deadline the
-    call runs in a thread of its own, and its caller goes on without it when the time is up.
+    Name resolution has no timeout, fetching credentials has timeouts other than ours, and a server
+    that sends a byte now and then never exceeds the timeout between two bytes. With a deadline, the
+    call therefore runs in its own thread, and its caller continues without it when the time is up.
+
+    Returns:
+        The function's result.
+
+    Raises:
+        DeadlinePassed: Time is up; the call may still be running.
+        BaseException: The function's error.
     """
     if time_left() is None:
         return call()
@@ -624,28 +659,32 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
 
 
 def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] | outcomes.Unknown:
-    """The outcome of a write that was answered without a version, as behind some proxies. It raises
-    nothing: the write may be applied, and an error would deny it."""
+    """Return the outcome of a write whose response had no version, as behind some proxies.
+
+    It raises nothing, because the write may be applied, and an error would deny that.
+    """
     why = "the object has changed since"
     try:
         found = store.get(key, max_bytes=len(written))
         if isinstance(found, Blob) and found.data == written:
             return outcomes.Applied(found.version)
     except (CorruptData, ObjectNotFound):
-        pass  # it may have been written all the same, and is larger or deleted since
+        pass  # it may have been written, and replaced or deleted since
     except OpenDataBufferError as error:
         why = f"it cannot be read: {error}"
     return outcomes.Unknown(f"the store answered a write of {key!r} without its version, and {why}")
 
 
 def strong_etag(etag: str | None) -> str | None:
-    """A response's ETag; None when there is none, or when it is weak (``W/"..."``): it means that
-    two contents are equivalent, not that they are the same bytes."""
+    """Return the ETag of a response; None if there is none or if it is weak (``W/"..."``).
+
+    A weak ETag says that two contents are equivalent, not that their bytes are equal.
+    """
     return None if not etag or etag.startswith("W/") else etag
 
 
 def endpoint_of_server(name: str, endpoint: str) -> str:
-    """The URL of a server, of the setting ``name``, without a slash at its end."""
+    """Return the URL of a server, from the setting ``name``, without a slash at its end."""
     check_no_secrets(name, endpoint)
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -656,15 +695,15 @@ def endpoint_of_server(name: str, endpoint: str) -> str:
 
 
 def epoch_ms(when: datetime | None) -> int:
-    """A time in milliseconds since the Unix epoch; 0 where a response has none."""
+    """Return a time in milliseconds since the Unix epoch; 0 for a missing one."""
     return 0 if when is None else int(when.timestamp() * 1000)
 
 
 def header_ms(date: str | None) -> int | None:
-    """A header's date in milliseconds since the Unix epoch; None where there is none."""
+    """Return the date of a header in milliseconds since the Unix epoch; None for a missing one."""
     return epoch_ms(parsedate_to_datetime(date)) if date else None
 
 
 def md5(data: bytes | memoryview) -> str:
-    """The MD5 of some bytes as headers carry it: against accidents, not against attackers."""
+    """Return an MD5 as headers carry it, which guards against accidents, not attackers."""
     return b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

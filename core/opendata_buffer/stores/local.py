@@ -68,20 +68,22 @@ class LockTimeout(TransientStorageError):
 
 
 class FileLock:
-    """``flock`` on a file, as a context manager; also holds a small number.
+    """``flock`` on a file, as a context manager, which also stores a small number.
 
-    Threads of one process are kept apart by a lock of their own, because on NFS ``flock`` belongs
-    to the process. The file is never deleted: a process that locks a deleted file and one that
-    locks its successor would both hold the lock. Without ``create`` a missing file is no lock.
-    LockTimeout where it is not free for 30 seconds, or for half of the time until the caller's
-    deadline.
+    A separate lock keeps the threads of one process apart, because on NFS ``flock`` belongs to the
+    process. The file is never deleted: a process that locks a deleted file and one that locks its
+    successor would both hold the lock. Without ``create``, a missing file needs no lock.
+
+    Raises:
+        LockTimeout: The lock is not free within 30 seconds, or within half of the time until the
+            caller's deadline.
     """
 
     def __init__(self, path: str, runtime: Runtime, *, create: bool = True) -> None:
         self._path = path
         self._runtime = runtime
         left = remaining()
-        # Half of what is left: the caller must have time to report why it failed.
+        # Use half of the time left, so that the caller has time to report why it failed.
         self._timeout_s = _TIMEOUT_S if left is None else min(_TIMEOUT_S, max(left / 2, 0.0))
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         number = zlib.crc32(path.encode("utf-8", "surrogateescape"))
@@ -131,14 +133,14 @@ class FileLock:
             pause_s = min(pause_s * 2, 0.02)
 
     def load(self) -> int:
-        """The number last stored under this lock; 0 when there is none."""
+        """Return the number last stored under this lock; 0 if there is none."""
         if self._fd is None:
             return 0
         raw = os.pread(self._fd, 24, 0).strip()
         return int(raw) if raw.isdigit() else 0
 
     def store(self, number: int) -> None:
-        """Keep a number of up to 24 digits for the next holder. Not fsynced."""
+        """Store a number of up to 24 digits for the next holder. It is not fsynced."""
         if self._fd is not None:
             os.pwrite(self._fd, b"%024d" % number, 0)
 
@@ -148,7 +150,8 @@ _PIECES = 512  # of one call; systems take 1,024 at most
 MISSING = {errno.ENOENT, errno.ENOTDIR}  # errors that mean: no such file
 
 _CANNOT_WRITE = MISSING | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-"""Errors of making a file that stay until someone changes the directory, the disk or the rights."""
+"""Errors of creating a file that stay until someone changes the directory, the disk, or
+permissions."""
 
 _NO_FILE = MISSING | {errno.ELOOP}  # a link to itself leads to no file either
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
@@ -167,12 +170,12 @@ _last_stamp_ns = 0
 
 
 def version_of(status: os.stat_result) -> str:
-    """The version of a file, of one ``fstat`` of it."""
+    """Return the version of a file, from one ``fstat`` of it."""
     return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
 
 
 def stat_file(path: str) -> os.stat_result | None:
-    """The status of a regular file; None when there is none of this name."""
+    """Return the status of a regular file; None if there is none of this name."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -181,8 +184,11 @@ def stat_file(path: str) -> os.stat_result | None:
 
 
 def is_directory(path: str) -> bool:
-    """Whether there is a directory of this name. Unlike ``os.path.isdir``, raise OSError where that
-    is not known: one ``ESTALE`` must not look like a missing directory (failure F4)."""
+    """Return whether there is a directory of this name.
+
+    Unlike ``os.path.isdir``, raise OSError if that is unknown: one ``ESTALE`` must not look like a
+    missing directory (failure F4).
+    """
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -190,14 +196,16 @@ def is_directory(path: str) -> bool:
 
 
 def stamp_later(fd: int, path: str, previous_ns: int) -> int:
-    """Give an open new file a modification time later than ``previous_ns``; returns it. The stamps
-    of the kernel advance in steps of milliseconds, and inodes are used again: two versions written
-    within one step could be equal."""
+    """Give an open new file a modification time later than ``previous_ns``, and return it.
+
+    The kernel's time stamps advance in steps of milliseconds, and inodes are reused, so two
+    versions that were written within one step could be equal.
+    """
     global _last_stamp_ns
     with _stamp_lock:
         kernel_ns = os.fstat(fd).st_mtime_ns
-        # Of two files of one step the second is the later one. A last stamp much ahead of the
-        # kernel's is from before its clock was set back, and no longer followed.
+        # Within one step, the second file gets a later stamp. A previous stamp far ahead of the
+        # kernel's clock dates from before that clock was set back, and is ignored.
         within_step = _last_stamp_ns - kernel_ns < _LONGEST_STEP_NS
         _last_stamp_ns = max(kernel_ns, _last_stamp_ns + 1) if within_step else kernel_ns
         stamp_ns = max(_last_stamp_ns, previous_ns + 1)
@@ -213,7 +221,7 @@ def stamp_later(fd: int, path: str, previous_ns: int) -> int:
 
 
 def read_range(fd: int, start: int, end: int) -> bytes:
-    """Bytes ``start`` to ``end`` of an open file; fewer when it ends before."""
+    """Return bytes ``start`` to ``end`` of an open file; fewer if the file ends earlier."""
     parts = []
     while start < end:
         part = os.pread(fd, min(end - start, _CHUNK), start)
@@ -221,11 +229,11 @@ def read_range(fd: int, start: int, end: int) -> bytes:
             break
         parts.append(part)
         start += len(part)
-    return b"".join(parts)  # of one part no copy
+    return b"".join(parts)  # joining a single part makes no copy
 
 
 def read_into(fd: int, start: int, memory: memoryview) -> bool:
-    """Fill the memory with a file's bytes from ``start`` on; false where it has fewer."""
+    """Fill the memory with a file's bytes from ``start`` on; return False if it has fewer."""
     os.lseek(fd, start, os.SEEK_SET)
     while memory:
         count = os.readv(fd, [memory[:_CHUNK]])
@@ -236,7 +244,7 @@ def read_into(fd: int, start: int, memory: memoryview) -> bool:
 
 
 def write_pieces(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write them one behind the other, without joining them first."""
+    """Write the pieces one after another, without joining them first."""
     for start in range(0, len(pieces), _PIECES):
         group = pieces[start : start + _PIECES]
         written = os.writev(fd, group)
@@ -247,8 +255,11 @@ def write_pieces(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory survive a power cut. So the name of a batch is durable before a
-    manifest is written that names it, and the manifest's before a record is durable."""
+    """Make the names in a directory survive a power cut.
+
+    The name of a batch is durable before a manifest that names it is written, and the manifest's
+    name is durable before a record is reported as durable.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -263,14 +274,14 @@ def sync_directory(path: str) -> None:
 
 
 def make_directories(path: str, attempts: int = 8) -> None:
-    """Like ``os.makedirs``, but a power cut does not lose a directory made here."""
+    """Do the same as ``os.makedirs``, but a power cut does not lose a directory created here."""
     try:
         os.mkdir(path)
     except FileExistsError:
         return
     except FileNotFoundError:
-        # A delete may prune the parent again; but below a dangling link or in /proc a parent
-        # "exists" and mkdir fails for ever.
+        # A delete may prune the parent again. But below a dangling link or in /proc, a parent
+        # "exists" while mkdir fails forever.
         if not attempts:
             raise
         make_directories(os.path.dirname(path))
@@ -280,13 +291,13 @@ def make_directories(path: str, attempts: int = 8) -> None:
 
 
 def unlink_quietly(path: str) -> None:
-    """Remove a file if that is possible."""
+    """Remove a file if possible."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 def storage_error(verb: str, path: str, error: OSError) -> StorageError | InvalidInput:
-    """The error of this library for one of the operating system."""
+    """Return the library's error for one of the operating system."""
     what = f"cannot {verb} {path!r}: {error.strerror or error}"
     if error.errno in _BAD_NAME:
         return InvalidInput(f"{what}. Use a shorter or simpler name.")
@@ -311,8 +322,10 @@ _DAY_NS = 24 * 3600 * 10**9
 
 
 class TemporaryFiles:
-    """Files of one directory, which are written and have no name in the store yet. It is on the
-    file system of the store, or renames would not be atomic."""
+    """Files that are being written in one directory and have no name in the store yet.
+
+    The directory is on the store's file system. Otherwise renames would not be atomic.
+    """
 
     def __init__(self, directory: str, runtime: Runtime) -> None:
         self._directory = directory
@@ -320,7 +333,7 @@ class TemporaryFiles:
         self._swept = False
 
     def prepare(self) -> None:
-        """Make the directory if it is missing, and once remove what killed writers left in it."""
+        """Create the directory if it is missing, and once remove the files of killed writers."""
         if not is_directory(self._directory):
             make_directories(self._directory)
         if self._swept:
@@ -329,13 +342,13 @@ class TemporaryFiles:
         now_ns = self.now_ms() * 1_000_000
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                # Another process may sweep meanwhile, and not all may be ours to remove.
+                # Another process may clean up meanwhile, and some files may belong to other users.
                 with contextlib.suppress(OSError):
                     if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _DAY_NS:
                         os.unlink(entry.path)  # No writer needs a day for one.
 
     def open(self, mode: int = 0o666) -> tuple[int, str]:
-        """A new empty file, open for writing."""
+        """Open a new empty file for writing."""
         path = f"{self._directory}/{self._runtime.ulid()}"
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode), path
 
@@ -343,23 +356,29 @@ class TemporaryFiles:
     def written(
         self, pieces: Sequence[bytes | memoryview], mode: int = 0o666
     ) -> Iterator[tuple[int, str]]:
-        """A file of these bytes, durable, as its descriptor and its path; removed at the end
-        unless it was renamed."""
+        """Yield descriptor and path of a durable file of these bytes, and then remove it.
+
+        The file stays if the caller has renamed it.
+        """
         fd, path = self.open(mode)
         with contextlib.ExitStack() as undo:
             undo.callback(unlink_quietly, path)
             undo.callback(os.close, fd)
             write_pieces(fd, pieces)
-            # Before the file has its name: after a power cut a name may be there whose file was
-            # never written out, as an empty one.
+            # Sync before the file gets its name. After a power cut, the name could otherwise
+            # belong to an empty file that was never written out.
             os.fsync(fd)
             yield fd, path
 
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch by the clock that stamps the files, which on NFS is the
-        server's (failure F6). Where nothing can be written, by the runtime's. Raises OSError for
-        any other fault: one that passes must not let the clock jump from one machine's to the
-        other's."""
+        """Return milliseconds since the Unix epoch by the clock that stamps the files.
+
+        On NFS it is the server's clock (failure F6). If nothing can be written, the runtime's clock
+        is used.
+
+        Raises:
+            OSError: Any other fault. A passing fault must not switch between two machines' clocks.
+        """
         try:
             fd, path = self.open()
         except OSError as error:
@@ -374,13 +393,13 @@ class TemporaryFiles:
 
 
 RESERVED = ".opendata-buffer"
-"""Directories with lock files, and below the root files being written; no part of the store."""
+"""Directories with lock files and, below the root, unfinished files; not part of the store."""
 
 _LONGEST_NAME = 255
 
 
 def directory_of(prefix: str) -> str | None:
-    """The directory below which all keys with a prefix lie; None when no key starts so."""
+    """Return the directory with all keys of a prefix; None if no key can start this way."""
     directory, _, _ = prefix.rpartition("/")
     parts = directory.split("/")
     outside = directory and any(part in ("", ".", "..") for part in parts)
@@ -392,14 +411,14 @@ def directory_of(prefix: str) -> str | None:
 def files_below(
     root: str, directory: str, prefix: str, start_after: str = ""
 ) -> Iterator[ObjectInfo]:
-    """The files below a directory of the root whose key fits, in the order of their keys."""
+    """Yield the files below a directory of the root whose keys fit, in the order of their keys."""
     above = f"{directory}/" if directory else ""
     try:
         with os.scandir(f"{root}/{directory}") as entries:
             names = {}
             for entry in entries:
                 if entry.name != RESERVED and _is_text(entry.name):
-                    # A slash puts a directory where the keys below it belong: a-b is before a/b.
+                    # The slash sorts a directory like the keys below it: a-b comes before a/b.
                     end = "/" if entry.is_dir(follow_symlinks=False) else ""
                     names[f"{above}{entry.name}{end}"] = entry
     except OSError as error:
@@ -423,22 +442,25 @@ def files_below(
 
 
 def _is_text(name: str) -> bool:
-    """Whether it is UTF-8, as every key is."""
+    """Return whether a name is UTF-8, as every key is."""
     return name.isascii() or name == name.encode(errors="ignore").decode()
 
 
 class LocalStore:
     """A directory whose files are the objects, under their raw names.
 
-    An object is written to a temporary file, fsynced, and renamed over its name, so kill -9 at any
-    moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock on a
-    file beside the object, so that stores with another root lock the same one. A process that is
+    An object is written to a temporary file, fsynced, and renamed over its name, so ``kill -9`` at
+    any moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock on
+    a file next to the object, so that stores with another root use the same lock. A process that is
     suspended while it holds the lock stops the others until it continues or dies. Readers take no
-    lock. A version is made of modification time, inode and size of the file whose bytes are read;
-    every conditional write makes the time strictly later, so none comes back (failure F11).
+    lock. A version consists of modification time, inode, and size of the file whose bytes are read.
+    Every conditional write makes the time strictly later, so a version never returns (failure F11).
 
-    The first write makes the directory. ``.opendata-buffer`` in it and below is the store's own.
-    InvalidInput for the root of the file system, or a Databricks mount.
+    The first write creates the directory. ``.opendata-buffer`` in it and below belongs to the
+    store.
+
+    Raises:
+        InvalidInput: The directory is the root of the file system, or a Databricks mount.
     """
 
     def __init__(self, root: Path | str, *, runtime: Runtime | None = None) -> None:
@@ -466,7 +488,11 @@ class LocalStore:
         return Path(self.root).as_uri()
 
     def file_of(self, key: str) -> str:
-        """The file of an object; refused if no file can have this name, or the store's own has."""
+        """Return the path of an object's file.
+
+        Raises:
+            InvalidInput: No file can have this name, or the store uses the name itself.
+        """
         check_key("key", key)
         segments = key.split("/")
         if RESERVED in segments:
@@ -483,8 +509,8 @@ class LocalStore:
         return f"{self.root}/{key}"
 
     def lock_of(self, key: str) -> str:
-        """The lock file of an object: beside it, so that stores with another root find it, too."""
-        # Hashed, because a name may be as long as file names get.
+        """Return an object's lock file, where stores with another root also find it."""
+        # Hash the name, because it may already have the greatest length of a file name.
         directory, _, name = f"{self.root}/{key}".rpartition("/")
         return f"{directory}/{RESERVED}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
@@ -521,7 +547,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
-        """A regular file, open for reading."""
+        """Open a regular file for reading."""
         path = self.file_of(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -571,8 +597,8 @@ class LocalStore:
             lock_path = self.lock_of(key)
             if not is_directory(os.path.dirname(lock_path)):
                 make_directories(os.path.dirname(lock_path))
-            # A writer that has lost its race already writes nothing. Otherwise all is written
-            # before the lock is taken: a process that is suspended with the lock stops all others.
+            # A writer that has already lost its race writes nothing. Otherwise it writes everything
+            # before it takes the lock, because a process suspended with the lock stops the others.
             if (refused := _refusal(path, version)) is not None:
                 return refused
             with self._temporary.written((data,), self._mode(key)) as (fd, temporary):
@@ -589,13 +615,13 @@ class LocalStore:
                 return outcomes.Unknown(
                     f"file {path!r} was replaced, and it failed after that: {mapped}"
                 )
-            # Of a rename across a network the answer may be lost.
+            # Across a network, the answer to a rename may be lost.
             if begun and (isinstance(mapped, TransientStorageError) or error.errno == errno.EIO):
                 return outcomes.Unknown(f"file {path!r} may have been replaced: {mapped}")
             raise mapped from error
 
     def check_conditional_writes(self, near: str) -> None:
-        """Make sure the file system has locks and keeps modification times to the nanosecond.
+        """Check that the file system has locks and keeps modification times to the nanosecond.
 
         See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
         """
@@ -649,14 +675,16 @@ class LocalStore:
         return tuple(failures)
 
     def _mode(self, key: str) -> int:
-        """Permissions of a new file, before the umask. The broker's record is for the owner, and
-        for a group that may write in the store as well."""
+        """Return the permissions of a new file, before the umask.
+
+        The broker's record is for the owner, and for a group that may write in the store as well.
+        """
         if key.rpartition("/")[2] != BROKER_RECORD_NAME:
             return 0o666
         return 0o660 if os.stat(self.root).st_mode & 0o020 else 0o600
 
     def _rename(self, fd: int, temporary: str, path: str, lock: FileLock) -> str:
-        """Give a written file its name, under its key's lock if it has one; returns its version."""
+        """Give a file its name, under its key's lock if it has one, and return its version."""
         previous = stat_file(path)
         # The stamp is not fsynced: after a power cut no process remembers the version, and the
         # kernel's own stamp, which may return, was never a version. The lock file remembers the
@@ -694,7 +722,7 @@ class LocalStore:
 
 
 def _refusal(path: str, version: str | None) -> outcomes.Vanished | outcomes.Conflict | None:
-    """Why a conditional write cannot be, by the file as it is now."""
+    """Return why a conditional write cannot be made, by the file as it is now; None if it can."""
     found = stat_file(path)
     if found is None:
         return None if version is None else outcomes.Vanished()

@@ -227,7 +227,7 @@ class S3Store(CloudStore):
         return PermanentStorageError(f"{what}: {redacted(str(error)).rstrip('.')}. {fix}")
 
     def _answered(self, error: boto.ClientError, verb: str, what: str) -> StorageError:
-        """The error for a response that is an HTTP error."""
+        """Return the error for a response that is an HTTP error."""
         code, status = _code_of(error), _status_of(error)
         message = error.response.get("Error", {}).get("Message") or ""
         what = f"{what}: {code or status} {message}".rstrip(". ")
@@ -257,7 +257,7 @@ class S3Store(CloudStore):
 
 
 class _Busy(Exception):
-    """409: not applied, another operation was under way."""
+    """409: the write was not applied, because another operation was running."""
 
 
 def _modified_ms(response: Mapping[str, Any]) -> int:
@@ -265,7 +265,10 @@ def _modified_ms(response: Mapping[str, Any]) -> int:
 
 
 def page_of(response: Mapping[str, Any], root: str) -> Page:
-    """A page of a listing. Another response raises: as an empty page it would hide the rest."""
+    """Return a page of a listing.
+
+    Any other response raises an error, because as an empty page it would hide the rest.
+    """
     if response.keys() <= {"ResponseMetadata"}:
         raise ValueError("it is no page of a listing")
     token: str | None = response.get("NextContinuationToken")
@@ -286,9 +289,9 @@ _NOT_OF_SESSION = (
 
 
 def connect(options: StoreOptions) -> S3Client:
-    """A client with these options, for all buckets; it sends each request once (failure F1)."""
-    # A session reads the description of S3 again, which takes a tenth of a second: clients that
-    # differ only in how they connect share it.
+    """Return a client for all buckets, which sends each request once (failure F1)."""
+    # A session reads the description of S3, which takes a tenth of a second, so clients that differ
+    # only in how they connect share a session.
     same = {each: getattr(StoreOptions, each) for each in _NOT_OF_SESSION}
     session = ProcessClient(session_of, AWS_ENVIRONMENT, replace(options, **same))
     try:
@@ -331,9 +334,12 @@ def _refuse_late(**_: object) -> None:
 
 
 def session_of(options: StoreOptions) -> boto3.session.Session:
-    """A session with the credentials that the options name, else with those of boto3's chain. It
-    fetches no keys: requests do that, when they find none or find them about to end."""
-    # boto3's default session is not thread-safe, and would mix the options of different stores.
+    """Return a session with the credentials that the options name, or else boto3's chain.
+
+    It fetches no keys. A request does that if it finds no keys, or finds that they are about to
+    end.
+    """
+    # boto3's default session is not thread-safe and would mix the options of different stores.
     if options.service_credential is not None:
         provided = service_credential(options.service_credential, "s3")
         session = boto3.session.Session(botocore_session=provided, region_name=options.region)
@@ -358,7 +364,7 @@ def session_of(options: StoreOptions) -> boto3.session.Session:
 
 
 def _hide_tokens(params: dict[str, Any], **_: object) -> None:
-    """Hide the token that keys are asked for with, before boto3 logs the request."""
+    """Hide the token that keys are requested with, before boto3 logs the request."""
     for name in ("WebIdentityToken", "accessToken"):
         if isinstance(token := params.get(name), str):
             remember_secret(token)
@@ -367,8 +373,11 @@ def _hide_tokens(params: dict[str, Any], **_: object) -> None:
 class CheckKeys:
     """Refuses AWS credentials that no request can carry, before a request is signed with them.
 
-    It hears of every request, and so also of keys that were renewed. PermanentStorageError names
-    the value and where boto3 found it.
+    boto3 calls it for every request, so it also sees renewed keys.
+
+    Raises:
+        PermanentStorageError: A key is not visible ASCII. The error names the value and where boto3
+            found it.
     """
 
     _PARTS = (
@@ -439,13 +448,13 @@ _CLIENT_ERRORS = (
     OSError,
     RecursionError,  # boto3 follows redirects to other regions without end
 )
-"""All that boto3 and its connections raise."""
+"""All errors that boto3 and its connections raise."""
 
 _NO_BULK = {"InvalidRequest", "MalformedXML", "MissingContentMD5", "NotImplemented"}
-"""Error codes of stores that cannot delete several objects by one request."""
+"""Error codes of stores that cannot delete several objects in one request."""
 
 _THROTTLED = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException"}
-"""Answered with 400; other refusals for the rate have 429 or 503."""
+"""Error codes that come with status 400; other refusals because of the rate have 429 or 503."""
 _GARBLED = {
     "BadDigest",
     "IncompleteBody",
@@ -478,12 +487,12 @@ def _status_of(error: boto.ClientError) -> int:
 
 
 def _code_of(error: boto.ClientError) -> str:
-    """S3's error code, such as ``NoSuchKey``; the status as text where there was no body."""
+    """Return S3's error code, such as ``NoSuchKey``; the status as text if there was no body."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def _is_of_a_proxy(error: boto.ClientError) -> bool:
-    """Whether a 404 has a body that is not S3's: then the object may be there."""
+    """Return whether a 404 has a body that is not S3's; the object may then exist."""
     headers = _headers_of(error)
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     is_head = error.operation_name.startswith("Head")
@@ -498,12 +507,12 @@ def _is_no_such_key(error: boto.ClientError) -> bool:
 _EVENT = "before-sign.s3.GetObject"
 _SIGNATURES = {"s3v4", "v4", UNSIGNED}
 _CONTEXT = ("auth_type", "client_config", "client_region", "signing")
-"""What of a request's context its signature depends on."""
+"""The parts of a request's context that its signature depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What boto3's ``client`` resolved for one object of a bucket."""
+    """The result of boto3's routing for one object of a bucket."""
 
     client: S3Client
     base: str
@@ -512,12 +521,12 @@ class _Route:
 
 
 class DirectGet:
-    """Reads of one bucket without the work that boto3 repeats for each of them (decision 0028).
+    """Reads from one bucket without the work that boto3 repeats for each read (decision 0028).
 
-    The first read goes through boto3, and the next ones repeat its request with another key. Only
-    the responses 200, 206, 304 and "no such object" are taken from here. After any other one boto3
-    sends the request again, so errors and redirects to another region are its own. Thread-safe; a
-    pickle or a fork begins anew, with boto3.
+    The first read goes through boto3, and later ones repeat its request with another key. Only the
+    responses 200, 206, 304, and "no such object" are used. After any other response, boto3 sends
+    the request again, so errors and redirects to another region are boto3's own. Thread-safe; a
+    pickle or a fork starts again with boto3.
     """
 
     def __init__(self) -> None:
@@ -529,9 +538,9 @@ class DirectGet:
         return DirectGet, ()
 
     def get(self, client: S3Client, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A response such as boto3's ``get_object`` gives to these arguments, or its error.
+        """Return a response like that of boto3's ``get_object``, or raise its error.
 
-        One without a body has a ``Status``, which is 304 or 404 (no such object).
+        A response without a body has a ``Status``, which is 304 or 404 (no such object).
         """
         if (response := self._send(client, arguments)) is not None:
             return response
@@ -545,7 +554,7 @@ class DirectGet:
             self._current.request = None
 
     def _send(self, client: S3Client, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The response; None where boto3 has to send the request."""
+        """Return the response; None if boto3 has to send the request."""
         route = self._route
         if route is None or route.client is not client:
             return None
@@ -560,7 +569,7 @@ class DirectGet:
             route.sign(request)
             prepared = request.prepare()
             prepared.stream_output = True
-            # As boto3 does at this point: a call past its deadline sends nothing.
+            # Like boto3 at this point: a call that is past its deadline sends nothing.
             client.meta.events.emit("before-send.s3.GetObject", request=prepared)
             answer = client._endpoint.http_session.send(prepared)  # type: ignore[attr-defined]
         except Exception:
@@ -576,7 +585,7 @@ class DirectGet:
         request_signer: Any,
         **_: object,
     ) -> None:
-        """Keep how boto3 sends this request; called before it signs."""
+        """Keep how boto3 sends this request. Called before it signs."""
         current = getattr(self._current, "request", None)
         if current is None:
             return  # of another store of this client
@@ -599,7 +608,7 @@ class DirectGet:
 
 
 def _quoted(key: str) -> str:
-    """As botocore writes a key in a URL."""
+    """Return a key as botocore writes it in a URL."""
     return quote(key, safe="/~")
 
 
@@ -632,7 +641,7 @@ def _response(answer: Any) -> dict[str, Any] | None:
 
 
 def _is_missing_object(raw: Any) -> bool:
-    """Whether a 404 is S3's for a missing object: neither for a bucket, nor of a proxy."""
+    """Return whether a 404 is S3's own for a missing object, and not a bucket's or a proxy's."""
     try:
         body: bytes = raw.read(MAX_ERROR_BYTES)
     except (urllib3.exceptions.HTTPError, OSError):
