@@ -1,8 +1,21 @@
 """The garbage collector: which objects it may delete, and its cycles, once or in the background.
 
-A cycle lists a page of objects, reads the manifest, and deletes the objects that :func:`plan`
-names. In this order: what was enqueued in between is in the manifest (failure F5, decision 0007).
-The cursor is saved after each page, so that many short runs together see all objects.
+The problem: a batch that was uploaded but not yet appended looks exactly like a batch that was
+consumed. Neither is in the manifest. Deleting the wrong one loses records silently.
+
+The idea: a cycle lists a page of objects *first* and reads the manifest *afterwards*, so that a
+batch that was appended in between is in the manifest (failure F5, decision 0007). It then deletes
+the objects that :func:`plan` names: unreferenced, older than every queued batch, and older than the
+grace period by every clock. It saves its cursor after each page, so that many short runs together
+see all objects.
+
+For example, the listing shows batches 1 to 5, and the manifest names 4 and 5. Batches 1 to 3 were
+consumed if they are older than batch 4; a younger one may be an upload that is still to be
+appended.
+
+What can go wrong: clocks differ, a manifest was restored from an old copy, two queues share a
+prefix, or another client's batches lie here. In each of these cases the collector holds: it deletes
+nothing and says why.
 """
 
 from __future__ import annotations
@@ -57,8 +70,10 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class GcCursor:
-    """The key after which the collectors of one queue resume, at ``<prefix>/_gc.json``: a hint. A
-    lost or a wrong one only makes some objects wait for one more round."""
+    """The key after which the collectors of a queue resume, at ``<prefix>/_gc.json``.
+
+    It is a hint: a lost or wrong cursor only makes some objects wait for one more round.
+    """
 
     def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
         self._prefix = f"{config.data_path_prefix}/"
@@ -75,17 +90,17 @@ class GcCursor:
         self._known = ""
 
     def load(self) -> str:
-        """The key after which to list; empty for the beginning."""
+        """Return the key after which to list; empty for the beginning."""
         found = self._object.read()
         self._known = found if isinstance(found, str) else ""
-        # Another prefix's key would skip everything, and text that is no key fails each listing.
+        # Another prefix's key would skip everything, and text that is not a key fails a listing.
         with suppress(UnicodeEncodeError):
             if self._known.startswith(self._prefix) and len(self._known.encode()) <= MAX_KEY_BYTES:
                 return self._known
         return ""
 
     def save(self, after: str) -> None:
-        """Remember a key. The last one that is saved counts, and a failure is only logged."""
+        """Remember a key. The last one saved counts, and a failure is only logged."""
         if after == self._known:
             return
         try:
@@ -107,9 +122,9 @@ class GcPlan:
 
     Attributes:
         delete: Orphans that no reader can need any more, oldest first within a page.
-        referenced: Batches the manifest names.
+        referenced: Batches that the manifest names.
         waiting: Orphans that are too young, or newer than the oldest queued batch.
-        ignored: Objects that are no batch of this queue.
+        ignored: Objects that are not a batch of this queue.
         held: Why nothing may be deleted at all, or None.
     """
 
@@ -125,7 +140,7 @@ class GcPlan:
         return sum(each.size for each in self.delete)
 
     def __add__(self, other: GcPlan) -> GcPlan:
-        """The plan of two pages."""
+        """Return the plan of two pages."""
         return GcPlan(
             self.delete + other.delete,
             self.referenced + other.referenced,
@@ -137,17 +152,25 @@ class GcPlan:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The locations of all queued batches, and when the oldest one was written, if there is one:
-    milliseconds since the Unix epoch."""
+    """All queued batches.
+
+    Attributes:
+        locations: Their locations.
+        oldest_ms: When the oldest one was written, milliseconds since the Unix epoch; None if the
+            queue is empty.
+    """
 
     locations: frozenset[str] = frozenset()
     oldest_ms: int | None = None
 
     @classmethod
     def of_log(cls, index: LogIndex, manifest: Manifest, named_ms: int | None) -> Queued:
-        """The batches that a log keeps, from its floor on. Those in segments, perhaps millions, are
-        not looked up: nothing is deleted that is named later than ``named_ms``, the oldest name
-        among them, and nothing at all where one has no time."""
+        """Return the batches that a log keeps, from its log start offset (``floor``) on.
+
+        Batches in segments, perhaps millions, are not looked up. Instead nothing is deleted whose
+        name is later than ``named_ms``, the oldest name among them, and nothing at all if a name
+        contains no time.
+        """
         first = max(index.floor, manifest.first_sequence)
         locations = manifest.locations()[first - manifest.first_sequence :]
         times = [name_ms(each) for each in locations]
@@ -158,10 +181,14 @@ class Queued:
 def plan(
     queued: Queued, page: Listing, *, own_ms: int, data_path_prefix: str, grace_ms: int
 ) -> GcPlan:
-    """Which objects of a page to delete (OpenData RFC 0001, Garbage Collection, Mechanism).
+    """Return which objects of a page to delete (OpenData RFC 0001, Garbage Collection).
 
-    ``queued`` is of a manifest that was read *after* the page was listed, ``own_ms`` is the
-    collector's clock before that.
+    Args:
+        queued: From a manifest that was read *after* the page was listed.
+        page: The listing.
+        own_ms: The collector's clock before the listing.
+        data_path_prefix: The queue's data prefix.
+        grace_ms: The queue's grace period.
     """
     newest_ms = min(page.now_ms, own_ms) - grace_ms
     referenced = waiting = ignored = 0
@@ -172,7 +199,7 @@ def plan(
         elif (parsed := parse_location(info.key, data_path_prefix)) is None:
             ignored += 1
         else:
-            # The later of both times makes for the smaller age (failure F6).
+            # The later of the two times gives the smaller age (failure F6).
             written_ms = max(parsed.timestamp_ms, info.last_modified_ms)
             compared_ms = _written_ms(info)
             if written_ms >= newest_ms or (
@@ -191,13 +218,13 @@ def plan(
 
 
 def _written_ms(info: ObjectInfo) -> int:
-    """When a batch was written, by its name, or else by the store."""
+    """Return when a batch was written, by its name or else by the store."""
     named_ms = name_time_ms(info.key)
     return info.last_modified_ms if named_ms is None else named_ms
 
 
 def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
-    """Why the clocks of store and collector, milliseconds, do not allow to collect, or None."""
+    """Return why the clocks of store and collector, in milliseconds, forbid collecting; or None."""
     apart_ms = abs(store_ms - own_ms)
     if apart_ms <= max(grace_ms / 4, _LEAST_TOLERANCE_MS):
         return None
@@ -210,18 +237,25 @@ def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
 
 
 def full_since(sizes: Mapping[int, int], wanted: int) -> int | None:
-    """The latest time since which batches have the ``wanted`` bytes; None where all have fewer.
-    ``sizes`` are by the minute since the Unix epoch."""
+    """Return the latest time since which batches have the ``wanted`` bytes.
+
+    Args:
+        sizes: Bytes by the minute since the Unix epoch.
+        wanted: Number of bytes.
+
+    Returns:
+        Milliseconds since the Unix epoch; None if all batches together have fewer bytes.
+    """
     for minute in sorted(sizes, reverse=True):
         wanted -= sizes[minute]
         if wanted <= 0:
-            # A minute more: the records of a batch are somewhat older than its name.
+            # Add a minute, because the records of a batch are somewhat older than its name.
             return (minute - 1) * 60_000
     return None
 
 
 def without_nested(made: GcPlan, nested: Collection[str]) -> GcPlan:
-    """The plan without objects in the folders of ``nested``, each with a slash at its end."""
+    """Return the plan without objects in these folders, each of which ends with a slash."""
     if not nested:
         return made
     kept = tuple(
@@ -233,7 +267,7 @@ def without_nested(made: GcPlan, nested: Collection[str]) -> GcPlan:
 def unlisted_markers(
     made: GcPlan, page: Listing, start_after: str, data_path_prefix: str
 ) -> list[str]:
-    """Keys of owner markers that would keep a planned object, and may lie on the page beside."""
+    """Return keys of owner markers, maybe on another page, that would protect an object."""
     end = page.objects[-1].key if page.truncated and page.objects else None
     wanted: set[str] = set()
     for info in made.delete:
@@ -252,9 +286,9 @@ class GcReport:
 
     Attributes:
         plan: The objects that were to be deleted.
-        deleted: Objects deleted.
+        deleted: Number of objects deleted.
         failed: Objects that could not be deleted; the next cycle tries again.
-        abandoned: Objects left because a page took too long or the collector was stopped.
+        abandoned: Number of objects left because a page took too long or the collector was stopped.
     """
 
     plan: GcPlan = field(default_factory=GcPlan)
@@ -263,7 +297,7 @@ class GcReport:
     abandoned: int = 0
 
     def __add__(self, other: GcReport) -> GcReport:
-        """The report of two pages."""
+        """Return the report of two pages."""
         return GcReport(
             self.plan + other.plan,
             self.deleted + other.deleted,
@@ -273,15 +307,15 @@ class GcReport:
 
 
 class GarbageCollector:
-    """Deletes the batches that were consumed, and those that were never appended.
+    """Deletes batches that were consumed and batches that were never appended.
 
     Args:
-        store: Where the queue lives.
+        store: The store of the queue.
         config: Prefix, manifest and, in ``config.gc``, the interval. The grace period is the
             queue's.
         runtime: Clock and threads.
-        epoch: Of the consumer beside which it runs; another epoch in the manifest ends it (failure
-            F9). None to collect under any consumer.
+        epoch: Epoch of the consumer that the collector runs for; another epoch in the manifest ends
+            it (failure F9). None collects under any consumer.
     """
 
     @checked
@@ -316,17 +350,22 @@ class GarbageCollector:
 
     @checked
     def run_once(self, *, dry_run: bool = False) -> GcReport:
-        """One cycle: all objects, page by page, from the saved cursor on and around to it. With
-        ``dry_run`` it only reads and plans; nothing is written.
+        """Run one cycle over all objects, page by page, from the saved cursor and around to it.
+
+        Args:
+            dry_run: Only read and plan; write nothing.
+
+        Returns:
+            What was planned and deleted. An object that could not be deleted does not raise an
+            error.
 
         Raises:
-            PrefixConflict: The data prefix belongs to the queue of another manifest (failure
-                F7); nothing was deleted.
-            Fenced: Another consumer owns the queue; nothing was deleted since.
-            QueueReset: The manifest went backwards; nothing was deleted since.
-            CorruptData: Manifest or owner marker cannot be read; nothing was deleted since.
-            StorageError: The store did not answer; nothing was deleted since. A failed delete
-                does not raise: it is in the report.
+            PrefixConflict: The data prefix belongs to another queue (failure F7). Nothing was
+                deleted.
+            Fenced: Another consumer owns the queue. Nothing more was deleted.
+            QueueReset: The manifest went backwards. Nothing more was deleted.
+            CorruptData: Manifest or owner marker cannot be read. Nothing more was deleted.
+            StorageError: The store did not answer. Nothing more was deleted.
         """
         report = GcReport()
         for page in self._cycle(dry_run):
@@ -334,7 +373,7 @@ class GarbageCollector:
         return report
 
     def _cycle(self, dry_run: bool) -> Iterator[GcReport]:
-        """The reports of the pages, each as soon as it is done."""
+        """Yield the report of each page as soon as it is done."""
         started = self._runtime.monotonic()
         deleted = abandoned = 0
         try:
@@ -360,7 +399,7 @@ class GarbageCollector:
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
             while not self._stopping:
-                # Before each page: the grace period may be a longer one by now.
+                # Read the marker before each page, because the grace period may have been raised.
                 claim = claim_now(
                     self._store,
                     self._config,
@@ -405,8 +444,8 @@ class GarbageCollector:
         read_at = self._runtime.monotonic()
         found = self._manifest.read()
         manifest = None if isinstance(found, outcomes.Vanished) else found
-        # Behind the manifest, for each page: what left the manifest is in the index. Without it,
-        # what the segments name would pass for garbage (failure F45).
+        # Read the index after the manifest, for each page. Entries that left the manifest are in
+        # the index, and without it the batches of segments would look like garbage (failure F45).
         is_log = claim is not None and claim.is_log
         self._log.queue_id = "" if claim is None else claim.queue_id
         index = self._log.need(marked=True) if is_log else self._log.read()
@@ -453,14 +492,14 @@ class GarbageCollector:
     def _hold_reason(
         self, manifest: Manifest | None, index: LogIndex | None, page: Listing, own_ms: int
     ) -> str | None:
-        """Why nothing of this page may be deleted, or None."""
+        """Return why nothing of this page may be deleted, or None."""
         path = self._config.manifest_path
         if manifest is None:
             return f"manifest {path!r} does not exist: there is no queue to compare with"
         if self._epoch is not None and manifest.epoch != self._epoch:
             raise errors.Fenced(path, self._epoch, manifest.epoch)
-        # failure F4: a manifest that was recreated names nothing of what the old one had queued,
-        # and may carry the same epoch. Those batches may be all that is left of the old queue.
+        # failure F4: a recreated manifest names no batch of the old one and may carry the same
+        # epoch. Those batches may be all that is left of the old queue.
         seen = Watermark(self._seen, manifest.epoch)
         check_reached(seen, manifest, self._config, self._store.url)
         self._seen = manifest.next_sequence
@@ -492,7 +531,7 @@ class GarbageCollector:
         return unaccounted.hold_reason(self._config, manifest, batches, self._other)
 
     def _moved(self, index: LogIndex, manifest: Manifest, claim: QueueClaim | None) -> LogIndex:
-        """The index after the oldest entries of a long manifest have moved into segments."""
+        """Return the index after the oldest entries of a long manifest have moved into segments."""
         length = manifest.next_sequence - max(index.end, manifest.first_sequence)
         if length <= self._log.most_entries:
             return index
@@ -502,9 +541,11 @@ class GarbageCollector:
         return queue.shorten(lambda: self._log, manifest) or index
 
     def _raise_floor(self, view: LogView, now_ms: int, dry_run: bool) -> LogIndex:
-        """The index after its floor was raised, below which everything may be deleted. It is
-        written only if it is still the one that was read before the positions: a reader that has
-        registered or was set back since is not passed over."""
+        """Return the index after its log start offset was raised; what is before may go.
+
+        The index is written only if it is still the one that was read before the positions, so that
+        a reader that registered or was reset since is not passed over.
+        """
         index = view.index
         positions = read_positions(self._log, index)
         moved_ms = self._moved_ms(positions, now_ms - index.reader_expiry_ms)
@@ -540,8 +581,10 @@ class GarbageCollector:
         return now
 
     def _moved_ms(self, positions: Mapping[str, ReaderPosition], expired_ms: int) -> dict[str, int]:
-        """When each reader moved last, by its own clock or the store's, whichever is later: a clock
-        that is far behind must not make a reader that runs expire."""
+        """Return when each reader moved last, by the later of its own and the store's clock.
+
+        A clock that is far behind must not make a running reader expire.
+        """
         found = {name: each.moved_ms for name, each in positions.items()}
         if any(each < expired_ms for each in found.values()):
             for each in self._store.list(readers_folder(self._config)).objects:
@@ -550,8 +593,10 @@ class GarbageCollector:
         return found
 
     def _retained_from(self, view: LogView, now_ms: int) -> int | None:
-        """The first sequence within the retention, None without one; of a time and a size that
-        which keeps less, as with Kafka."""
+        """Return the first sequence within the retention; None without a retention.
+
+        If both a time and a size are set, the one that keeps less counts, as in Kafka.
+        """
         bounds = []
         if view.index.retention_ms is not None:
             bounds.append(view.kept_since(now_ms - view.index.retention_ms, now_ms))
@@ -563,8 +608,11 @@ class GarbageCollector:
         return max(bounds, default=None)
 
     def _delete_parts(self, before: int) -> None:
-        """Delete segments and pages that end before a sequence: no index names them any more, or
-        ever will. A mover that is about to name one has read an older index, and loses its race."""
+        """Delete segments and pages that end before a sequence.
+
+        No index names them any more, or ever will. A mover that is about to name one has read an
+        older index and loses its race.
+        """
         folder = parts_folder(self._config)
         found = self._store.list(folder, limit=_PAGE)
         keys = [each.key for each in found.objects if end_of_part(each.key) <= before]
@@ -572,7 +620,7 @@ class GarbageCollector:
             self._store.delete_many(keys)
 
     def _queued_in(self, manifest: Manifest) -> Queued:
-        """The queued batches of this manifest; pages with the same one share them."""
+        """Return the queued batches of this manifest; pages with the same one share them."""
         if self._queued is None or self._queued[0] is not manifest:
             oldest_ms = None
             if manifest.entry_count:
@@ -583,7 +631,7 @@ class GarbageCollector:
         return self._queued[1]
 
     def _stored_ms(self, location: str) -> int | None:
-        """When the store wrote an object; None when it is not there."""
+        """Return when the store wrote an object; None if it does not exist."""
         try:
             got = self._store.get(location, byte_range=(0, 1))
         except errors.ObjectNotFound:
@@ -609,12 +657,12 @@ class GarbageCollector:
         return GcReport(made, deleted, tuple(failed), abandoned)
 
     def start(self) -> None:
-        """Run a cycle now and then every interval, in a thread, until :meth:`stop`."""
+        """Run a cycle now and then after every interval, in a thread, until :meth:`stop`."""
         if self._task is None:
             self._task = self._runtime.spawn(self._loop, "opendata-buffer-gc")
 
     def stop(self) -> None:
-        """End the thread; no delete begins after this returns. Free to repeat."""
+        """End the thread. No delete begins after this returns. May be called again."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
@@ -624,7 +672,7 @@ class GarbageCollector:
                 log.warning("the store still holds a request of the stopped collector")
 
     def abandon(self) -> None:
-        """End the thread when it next wakes; takes no lock and waits for nothing."""
+        """End the thread when it next wakes, without taking a lock or waiting."""
         self._stopping = True
 
     def _loop(self) -> None:
@@ -650,7 +698,7 @@ class GarbageCollector:
 
 
 def _until(page: Listing, last: str) -> Listing:
-    """The page without what comes after ``last``."""
+    """Return the page without the objects after ``last``."""
     kept = tuple(each for each in page.objects if each.key <= last)
     # A cut page is truncated, too: the owner marker of a queue inside the prefix may have been cut
     # off, and the collector asks for it only where more follows (failure F7).

@@ -1,4 +1,4 @@
-"""Typed settings from Spark's options, a mapping of strings whose names arrive lower-cased."""
+"""Typed settings from Spark's options, a mapping of strings whose names arrive in lower case."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _STORE_TEXTS = {
     "sessionToken": "session_token",
     "serviceCredential": "service_credential",
 }
-"""Options with the fields of :class:`StoreOptions` that take their text."""
+"""Options and the fields of :class:`StoreOptions` that take their text."""
 
 _SECRETS = ("accessKeyId", "secretAccessKey", "sessionToken")
 
 STORAGE_OPTIONS = ("path", "dataPathPrefix", "manifestPath", "gcGracePeriodMs", *_STORE_TEXTS)
-"""Names of the options that source and sink share."""
+"""Names of the options that the source and the sink share."""
 
 _FIXED = "it has a fixed value: leave it out"
 _NAMED = (
@@ -85,13 +85,22 @@ INSTEAD = {
         _FIXED,
     ),
 }  # fmt: skip
-"""What to do instead of an option of Kafka, or of an earlier release, that there is not."""
+"""What to use instead of an option of Kafka, or of an earlier release, that does not exist."""
 
 
 class OptionReader:
-    """Reads options of any case out of a mapping of strings; of names that differ in case only, the
-    last one counts. ``accepted`` are all names that there are, as documented: InvalidInput for
-    others. ``what`` the options belong to is for messages, such as ``streaming source``."""
+    """Reads options of any case from a mapping of strings.
+
+    If names differ only in case, the last one counts.
+
+    Args:
+        options: Names and values.
+        accepted: All names that exist, as documented.
+        what: What the options belong to, for messages, such as ``streaming source``.
+
+    Raises:
+        InvalidInput: A name does not exist.
+    """
 
     def __init__(self, options: Mapping[str, str], accepted: Iterable[str], what: str) -> None:
         names = tuple(accepted)
@@ -112,7 +121,7 @@ class OptionReader:
         self._values = {name.lower(): value for name, value in options.items()}
 
     def text(self, name: str) -> str | None:
-        """The value, or None when it is not given; an empty one is refused."""
+        """Return the value; None if it is not given. An empty value is refused."""
         value = self._values.get(name.lower())
         if value is None:
             return None
@@ -123,20 +132,20 @@ class OptionReader:
         return value
 
     def given(self, name: str) -> bool:
-        """Whether there is a value."""
+        """Return whether the option has a value."""
         return name.lower() in self._values
 
     def raw(self, name: str, default: str) -> str:
-        """The value as it is, also an empty one or a space."""
+        """Return the value unchanged, even an empty one or a space."""
         return self._values.get(name.lower(), default)
 
     def integer(self, name: str, default: int | None, *, least: int = 0) -> Any:
-        """A whole number of at least ``least`` within 64 bits; ``default``, an int or None."""
+        """Return a whole number of at least ``least`` that fits 64 bits, or the default."""
         value = self.text(name)
         if value is None:
             return default
         digits = value.strip()
-        # int() also takes "1_000", " 5 " and non-ASCII digits; an option does not.
+        # int() also accepts "1_000", " 5 " and non-ASCII digits; an option does not.
         if digits.isascii() and digits.isdigit() and len(digits) <= 19:
             number = int(digits)
             if least <= number < 1 << 63:
@@ -147,7 +156,7 @@ class OptionReader:
         )
 
     def boolean(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self.text(name)
         if value is None:
             return default
@@ -157,7 +166,7 @@ class OptionReader:
         return found
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        """One of a few words, in any case; returned as spelled in ``choices``."""
+        """Return one of a few words, given in any case, as spelled in ``choices``."""
         value = self.text(name)
         if value is None:
             return default
@@ -209,9 +218,14 @@ def in_options() -> Iterator[None]:
 
 
 def storage_settings(reader: OptionReader) -> QueueConfig:
-    """Where the queue lives, from the options in :data:`STORAGE_OPTIONS`. A path is made absolute
-    here: a Spark executor has another working directory. InvalidInput where there is no store, no
-    other process can reach it, or a prefix or key cannot be used."""
+    """Return where the queue is, from the options in :data:`STORAGE_OPTIONS`.
+
+    A path is made absolute here, because a Spark executor has another working directory.
+
+    Raises:
+        InvalidInput: There is no store, no other process can reach it, or a prefix or key cannot be
+            used.
+    """
     store = reader.text("path")
     if store is None:
         raise InvalidInput(

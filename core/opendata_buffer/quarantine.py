@@ -1,12 +1,12 @@
 """Copies of batches that could not be delivered, kept below the queue's data prefix.
 
-A batch that no consumer can read would stop its queue for ever. Who skips it copies it first::
+A batch that no consumer can read would stop its queue forever. Whoever skips it copies it first::
 
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
     <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
 
-A task that is retried writes the same two objects again. The object is written before its report:
-if there is a report, the copy is complete. No collector of this library deletes them.
+A task that is retried writes the same two objects again. The object is written before its report,
+so if the report exists, the copy is complete. This library's collectors never delete either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from opendata_buffer.stores.base import Blob, Get, List, Put, Store, WrongChecks
 
 FOLDER = "_quarantine"
 MAX_OBJECT_BYTES = 1 << 30
-"""Largest object that is copied: the copy goes through this process's memory."""
+"""Largest object that is copied, because the copy goes through this process's memory."""
 
 _REPORT = Sidecar(
     "the report of a batch in quarantine",
@@ -56,13 +56,13 @@ class QuarantineReport:
     restored_sequence: int | None = None  # None until the append is confirmed
 
     def as_json(self) -> dict[str, Any]:
-        """All fields; payloads of metadata in base64."""
+        """Return all fields, with the payloads of metadata in base64."""
         fields: dict[str, Any] = {"version": _REPORT.version, **vars(self)}
         return {**fields, "metadata": metadata_json(self.metadata)}
 
 
 def metadata_json(metadata: Iterable[Metadata]) -> list[dict[str, Any]]:
-    """Ranges of records as JSON, payloads in base64."""
+    """Return ranges of records as JSON, with payloads in base64."""
     return [
         {
             "start_index": each.start_index,
@@ -84,11 +84,24 @@ def quarantine(
 ) -> QuarantineReport:
     """Copy a batch's object and write the report. A batch keeps its first report and copy.
 
-    Of an object outside the data prefix only the report is written: a forged manifest could
-    otherwise have any object of the bucket copied to where more people may read (failure F23).
-    InvalidInput for an object of more than 1 GiB; nothing was written.
+    For an object outside the data prefix, only the report is written. Otherwise a forged manifest
+    could have any object of the bucket copied to a place that more people may read (failure F23).
+
+    Args:
+        store: The queue's store.
+        data_path_prefix: The queue's data prefix.
+        entry: The queue entry of the batch.
+        error: Why the batch could not be delivered.
+        runtime: Its clock is used.
+        query: What found the batch, such as a Spark query's id; empty for a command.
+
+    Returns:
+        The report.
+
+    Raises:
+        InvalidInput: The object is larger than 1 GiB. Nothing was written.
     """
-    # With the location, because a queue that was deleted and recreated counts from 0 again.
+    # The name contains the location, because a recreated queue counts from 0 again.
     digest = hashlib.sha256(entry.location.encode(errors="surrogatepass")).hexdigest()
     name = f"{entry.sequence}-{digest[:12]}"
     with suppress(ObjectNotFound):
@@ -119,9 +132,14 @@ def list_quarantine(
     names: Sequence[str] | None = None,
     unreadable: Callable[[CorruptData], None] | None = None,
 ) -> list[QuarantineReport]:
-    """The reports below a data prefix, or those of the ids ``names`` that are there, by sequence.
+    """Return the reports below a data prefix, by sequence.
 
-    ``unreadable`` is called with the error of each report that cannot be read; None raises it.
+    Args:
+        store: The queue's store.
+        data_path_prefix: The queue's data prefix.
+        runtime: Threads.
+        names: Only these ids, if they exist. Default: all.
+        unreadable: Called with the error of each report that cannot be read. Default: raise it.
     """
     if names is None:
         names = quarantined_names(store, data_path_prefix)
@@ -145,7 +163,7 @@ def list_quarantine(
 
 
 def quarantined_names(store: List, data_path_prefix: str) -> list[str]:
-    """The ids of the batches in quarantine, by sequence, by one listing; no report is read."""
+    """Return the ids of the batches in quarantine, by sequence, from one listing."""
     keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
     split = [posixpath.splitext(posixpath.basename(each)) for each in keys]
     return sorted((name for name, suffix in split if suffix == ".json"), key=_sequence)
@@ -157,7 +175,7 @@ def _sequence(name: str) -> int:
 
 
 def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineReport:
-    """The report of one id."""
+    """Return the report of one id."""
     key = _key(data_path_prefix, name, "json")
     found = read_sidecar(store, key, _REPORT, lambda data: _report(_REPORT.decode(data)))
     # A forged name would have its copy read, or the restored batch written, elsewhere.
@@ -176,7 +194,7 @@ def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) ->
 
 
 def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> bytes:
-    """The copied object's bytes."""
+    """Return the copied object's bytes."""
     return read_bytes(store, _key(data_path_prefix, report.id, "object"), MAX_OBJECT_BYTES)
 
 
@@ -196,7 +214,7 @@ def _metadata(fields: SidecarFields) -> Metadata:
 
 
 def _read(store: Get, entry: BatchDescriptor) -> bytes | None:
-    """The object's bytes; None when there is no such object, or its key is invalid."""
+    """Return the object's bytes; None if there is no such object, or its key is invalid."""
     try:
         return read_bytes(store, entry.location, MAX_OBJECT_BYTES)
     except (ObjectNotFound, InvalidInput):
