@@ -1,4 +1,4 @@
-"""Batches as consumers deliver them, and their records."""
+"""The batches that consumers deliver, and their records."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Record(NamedTuple):
     """One record of a batch.
 
     Attributes:
-        value: Its bytes.
-        metadata: The payload that its ``produce()`` call gave; empty without one.
-        ingestion_time_ms: When it was produced, milliseconds since the Unix epoch, by the
-            producer's clock; None where the writer recorded no time.
+        value: The record's bytes.
+        metadata: The payload that was passed to its ``produce()`` call; empty if none was passed.
+        ingestion_time_ms: The time at which it was produced, in milliseconds since the Unix epoch,
+            by the producer's clock. None if the writer recorded no time.
     """
 
     value: bytes
@@ -34,7 +34,7 @@ class Record(NamedTuple):
 
 
 class HasRecords:
-    """Its records one by one, each with the metadata and the time of its range."""
+    """A batch whose records can be read one by one, each with its range's metadata and time."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class HasRecords:
         return self.entries
 
     def records(self) -> Iterator[Record]:
-        """Each :class:`Record` in ingestion order."""
+        """Yield each :class:`Record` in ingestion order."""
         ranges = iter(sorted(self.metadata, key=lambda each: each.start_index))
         after = next(ranges, None)
         payload, time_ms = b"", None
@@ -57,7 +57,7 @@ class HasRecords:
 
 
 class DeliveredBatch(HasRecords):
-    """What the batches of consumers have in common, beside their fields."""
+    """The part that all batches of consumers share, whatever form their records have."""
 
     __slots__ = ()
 
@@ -67,16 +67,20 @@ class DeliveredBatch(HasRecords):
 
     @property
     def position(self) -> Position:
-        """What to save with the records: the next consumer starts behind this batch.
+        """The position to save with the records. The next consumer then starts after this batch.
 
         Raises:
-            InvalidInput: No consumer delivered it, or it is acknowledged already.
+            InvalidInput: The batch was not delivered by a consumer, or it is already acknowledged.
         """
         position: Position = self._consumer().position_of(self)
         return position
 
     def ack(self) -> None:
-        """Acknowledge it at the consumer that delivered it: see :meth:`.Consumer.ack`."""
+        """Acknowledge the batch at the consumer that delivered it; see :meth:`.Consumer.ack`.
+
+        Raises:
+            InvalidInput: The batch was not delivered by a consumer, or it is not the next in order.
+        """
         self._consumer().ack(self)
 
     def _consumer(self) -> Any:
@@ -88,7 +92,7 @@ class DeliveredBatch(HasRecords):
         return self._owner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A batch goes to other processes without its consumer.
+        # A consumer cannot be pickled, so a batch is sent to another process without it.
         taken: Any = self
         return type(self), tuple(getattr(self, each.name) for each in fields(taken)[:-1])
 
@@ -99,11 +103,11 @@ class ConsumedBatch(DeliveredBatch):
 
     Attributes:
         entries: The records, in ingestion order.
-        sequence: Position in the queue; what ``ack`` takes.
-        location: Key of the batch object.
-        metadata: Ranges of records with their ingestion time and payload. A ``start_index``
-            may lie beyond the last record: the format allows it.
-        partition: Of the topic; empty for a queue.
+        sequence: The batch's position in the queue. Pass it to ``ack``.
+        location: The key of the batch object.
+        metadata: Ranges of records with their ingestion time and payload. The format allows a
+            ``start_index`` past the last record.
+        partition: The partition of the topic; empty for a queue.
     """
 
     entries: list[bytes]
@@ -115,11 +119,11 @@ class ConsumedBatch(DeliveredBatch):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the records."""
+        """The size of the records, in bytes."""
         return sum(map(len, self.entries))
 
     def as_arrow(self) -> ArrowBatch:
-        """The same batch with its records in an Arrow array."""
+        """Return the same batch with its records in an Arrow array."""
         values = pa.array(self.entries, pa.binary())
         rest = (self.sequence, self.location, self.metadata, self.partition, self._owner)
         return ArrowBatch(values, *rest)
@@ -127,13 +131,13 @@ class ConsumedBatch(DeliveredBatch):
 
 @dataclass(frozen=True, slots=True)
 class ArrowBatch(DeliveredBatch):
-    """A decoded batch whose records are one Arrow array; no Python object each.
+    """A decoded batch whose records are one Arrow array, without a Python object for each.
 
     Attributes:
         values: The records, in ingestion order, as ``pa.binary()``.
-        sequence: Position in the queue; what ``ack`` takes.
-        location: Key of the batch object.
-        metadata, partition: As in :class:`ConsumedBatch`.
+        sequence: The batch's position in the queue. Pass it to ``ack``.
+        location: The key of the batch object.
+        metadata, partition: See :class:`ConsumedBatch`.
     """
 
     values: pa.BinaryArray
@@ -145,7 +149,7 @@ class ArrowBatch(DeliveredBatch):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array's buffers."""
+        """The size of the array's buffers, in bytes."""
         return int(self.values.nbytes)
 
     def _record_values(self) -> Sequence[bytes]:
@@ -156,22 +160,25 @@ class ArrowBatch(DeliveredBatch):
     def to_table(
         self, schema: pa.Schema | None = None, options: ValueOptions | None = None
     ) -> pa.Table:
-        """The records as rows with columns: JSON objects, or CSV lines.
+        """Return the records as rows with columns. Each record is a JSON object or a CSV line.
 
         Args:
-            schema: Names and types of the fields to read. Also, where they are named, the columns
+            schema: The names and types of the fields to read. It may also name the columns
                 ``_sequence``, ``_index``, ``_location``, ``_ingestion_time`` and ``_metadata``, and
-                one for the text of malformed records. None: what the first 1,000 records have.
-            options: How to read; JSON by default.
+                one for the text of malformed records. None infers the schema from the first 1,000
+                records.
+            options: How to read the records; JSON by default.
 
         Returns:
-            One row for each record, in order; without malformed ones if the mode is DROPMALFORMED.
+            One row for each record, in order. With the mode DROPMALFORMED, a malformed record
+            has no row.
 
         Raises:
-            InvalidInput: A type that records are not read into, or nothing to infer a schema from.
+            InvalidInput: The schema has a type that records cannot be read into, or no schema was
+                given and the records show no column.
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
-        from opendata_buffer.values import (  # Arrow's readers: 60 ms of a query's start
+        from opendata_buffer.values import (  # Imported late: Arrow's readers take 60 ms.
             FAILFAST,
             Decoder,
             ValueOptions,
@@ -205,7 +212,7 @@ class ArrowBatch(DeliveredBatch):
 
 
 _SAMPLE = 1000
-"""Records that a schema is inferred from."""
+"""The number of records that a schema is inferred from."""
 
 _BATCH_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "_sequence": (pa.int64(),),
@@ -217,7 +224,7 @@ _BATCH_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
 
 
 def _batch_column(field: pa.Field, batch: ArrowBatch) -> pa.Array:
-    """One of the columns that come from the batch and not from its records."""
+    """Return a column that comes from the batch instead of from its records."""
     count = len(batch.values)
     if field.name in ("_sequence", "_location"):
         value: Any = batch.sequence if field.name == "_sequence" else batch.location
@@ -225,7 +232,7 @@ def _batch_column(field: pa.Field, batch: ArrowBatch) -> pa.Array:
     if field.name == "_index":
         return pa.array(np.arange(count), field.type)
     found: list[Any] = [None] * count
-    for each in batch.metadata:  # Each covers the records from its start to that of the next.
+    for each in batch.metadata:  # Each range ends where the next one starts.
         begin = min(each.start_index, count)
         if field.name == "_metadata":
             value = each.payload

@@ -1,11 +1,11 @@
-"""Hands out queued batches in order and acknowledges them (OpenData RFC 0001 and 0003).
+"""Deliver queued batches in order and acknowledge them (OpenData RFC 0001 and 0003).
 
-Starting a consumer raises the queue's epoch, which fences the consumer before: its next read of the
-manifest raises :class:`~.errors.Fenced`. Until then it may still deliver batches (failure F8). To
-process each batch once in spite of that, do one of these:
+When a consumer starts, it raises the queue's epoch. This fences the previous consumer: its next
+read of the manifest raises :class:`~.errors.Fenced`. Until that read it may still deliver batches
+(failure F8). To process each batch once in spite of that, do one of these:
 
 * Write ``str(consumer.position_of(batch.sequence))`` with each batch's records, in one transaction
-  of the target system, and pass the last one written as ``last_acked_sequence`` at the next start.
+  of the target system. Pass the last one written as ``last_acked_sequence`` at the next start.
 * Guard the target's commit by :attr:`Consumer.epoch` and :meth:`Consumer.check_fence`.
 """
 
@@ -39,7 +39,7 @@ def _sequence(batch: DeliveredBatch | int) -> int:
 class Consumer(BatchLoop):
     """The one reader of a queue. Thread-safe; a context manager, also in asyncio.
 
-    There are two ways to read, over the same cursors::
+    There are two ways to read, and both move the same cursors::
 
         for batch in consumer:                                   # waits for the next one
             for record in batch.records():
@@ -51,23 +51,24 @@ class Consumer(BatchLoop):
             write(batch)
         consumer.ack_through(batch.sequence)
 
-    Making one takes the queue over. Given a position, it also drops what is acknowledged. Without a
-    queue it raises ``InvalidInput``, unless ``config.create_if_missing`` lets it create one.
+    The constructor takes the queue over. If it gets a position, it also dequeues the entries up to
+    that position. If the queue does not exist, it raises ``InvalidInput``, unless
+    ``config.create_if_missing`` lets it create the queue.
 
-    Without ``isolation`` it ignores transactions: it delivers the batches of undecided and of
-    aborted ones like any others, and their markers as empty batches.
+    Without ``isolation`` the consumer ignores transactions. It delivers the batches of undecided
+    and aborted transactions like any others, and their markers as empty batches.
 
-    After an error of a method nothing has changed, and the call can be repeated. All methods raise
-    ``Closed`` after :meth:`close`; those that read or write the manifest raise ``Fenced`` when
-    another consumer owns the queue, ``CorruptManifest``, ``QueueReset`` or ``StorageError``.
+    When a method raises, it has changed nothing, and the call can be repeated. All methods raise
+    ``Closed`` after :meth:`close`. Methods that read or write the manifest raise ``Fenced`` when
+    another consumer owns the queue, and ``CorruptManifest``, ``QueueReset`` or ``StorageError``.
     ``store``, ``runtime``, ``queue`` and ``open_pause`` are for tests and this library.
 
     Args:
         config: The queue's URL, or a :class:`.ConsumerConfig`.
-        last_acked_sequence: The last batch that is processed; reading starts after it. A
-            :class:`Position` or its string; or :attr:`.Publisher.positions`; or a bare sequence,
-            which does not show whether the queue was deleted and made again. None: start with the
-            oldest queued batch.
+        last_acked_sequence: The last processed batch; reading starts after it. Pass a
+            :class:`Position` or its string, :attr:`.Publisher.positions`, or a bare sequence. A
+            bare sequence does not show whether the queue was deleted and created again. None starts
+            with the oldest queued batch.
         isolation: ``read_committed`` delivers transactions when they are committed, each batch
             once; ``read_uncommitted`` delivers everything but markers.
         allow_data_loss: Skip lost entries with a warning, instead of raising ``DataLoss``.
@@ -75,13 +76,13 @@ class Consumer(BatchLoop):
         **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: There is no queue.
-        UnsafeStore: The store has no compare-and-swap.
+        InvalidInput: The queue does not exist.
+        UnsafeStore: The store does not support compare-and-swap.
         PrefixConflict: The data prefix belongs to the queue of another manifest (failure F7).
-        QueueReset: A position was given and is another queue's, or the manifest is missing or
-            ends before it (failures F4, F27); or the manifest was lost or restored from an old
-            copy.
-        DataLoss: A position was given, and later batches were dequeued by another program.
+        QueueReset: A position was given, but it belongs to another queue, or the manifest is
+            missing or ends before it (failures F4, F27). Also raised if the manifest was lost or
+            restored from an old copy.
+        DataLoss: A position was given, and another program dequeued batches after it.
         CorruptManifest, StorageError, Conflict: The queue could not be taken over.
     """
 
@@ -118,34 +119,35 @@ class Consumer(BatchLoop):
         self._lock = self._entries.lock
 
     def _default_pause(self) -> OpenPause | None:
-        """Return what makes a broker pause if the caller names nothing.
+        """Return the function that makes a broker pause if the caller passes none.
 
-        Here: nothing, no broker is asked. The public class overrides it; see
+        This class returns None, so no broker is asked. The public class overrides it; see
         :mod:`opendata_buffer.assembly`.
         """
         return None
 
     @property
     def epoch(self) -> int:
-        """The epoch with which this consumer owns the queue; higher than all before it."""
+        """The epoch with which this consumer owns the queue; higher than all earlier ones."""
         return self._entries.epoch
 
     @property
     def position(self) -> Position | None:
-        """What to start the next consumer with; None before the queue's first batch."""
+        """The position to start the next consumer with; None before the queue's first batch."""
         return self._entries.position
 
     @checked
     def position_of(self, batch: DeliveredBatch | int) -> Position:
         """Return the position to save with the records of a batch.
 
-        With ``isolation`` it is the position after the batch and all that was delivered before it.
+        With ``isolation`` it is the position after the batch and after everything delivered before
+        it.
 
         Args:
             batch: A delivered batch, or its sequence.
 
         Raises:
-            InvalidInput: With ``isolation``, and the batch does not wait for acknowledgement.
+            InvalidInput: ``isolation`` is set, and the batch is not waiting for acknowledgement.
         """
         return self._entries.position_of(_sequence(batch))
 
@@ -161,25 +163,25 @@ class Consumer(BatchLoop):
 
     @property
     def first_sequence(self) -> int:
-        """The first that is not acknowledged: where reading starts, until something is."""
+        """The first sequence that is not acknowledged. Reading starts here until the first ack."""
         return self._entries.first_sequence
 
     @property
     def next_sequence(self) -> int:
-        """What the next appended batch will get, by the manifest that was read last."""
+        """The sequence that the next appended batch gets, by the manifest as it was last read."""
         return self._entries.next_sequence
 
     @checked
     def ack(self, batch: DeliveredBatch | int) -> None:
-        """Acknowledge the next batch: it is processed and need never be delivered again.
+        """Acknowledge the next batch: it is processed and is not delivered again.
 
-        Every ``config.ack_interval`` acknowledgements the manifest is written.
+        The manifest is written once for every ``config.ack_interval`` acknowledgements.
 
         Args:
             batch: The delivered batch, or its sequence.
 
         Raises:
-            InvalidInput: Not the next in order, or not handed out (failure F26).
+            InvalidInput: The batch is not the next in order, or was not handed out (failure F26).
             Conflict: The manifest was due to be written, and other writers won each time.
         """
         self._entries.ack(_sequence(batch))
@@ -188,17 +190,21 @@ class Consumer(BatchLoop):
     def ack_through(self, sequence: int) -> None:
         """Acknowledge everything up to and including ``sequence``, in one manifest write.
 
-        It is not checked that every batch before was processed: pass the highest sequence with
-        nothing pending before it (OpenData RFC 0003, Descriptor handout contract).
+        The consumer does not check that every earlier batch was processed. Pass the highest
+        sequence that has no pending batch before it (OpenData RFC 0003, Descriptor handout
+        contract).
+
+        Args:
+            sequence: The last sequence to acknowledge.
 
         Raises:
-            InvalidInput: Not handed out (failure F27), or acknowledged already.
+            InvalidInput: ``sequence`` was not handed out (failure F27), or is already acknowledged.
             Conflict: The manifest was not written: other writers won each time.
         """
         self._entries.ack_through(sequence)
 
     def flush(self) -> None:
-        """Take everything acknowledged out of the manifest; does not write if there is nothing.
+        """Dequeue everything that is acknowledged; write nothing if there is nothing to dequeue.
 
         Raises:
             Conflict: The manifest was not written: other writers won each time.
@@ -207,14 +213,14 @@ class Consumer(BatchLoop):
 
     @checked
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
-        """Hand out up to ``max`` entries, by one read of the manifest; fetches nothing.
+        """Hand out up to ``max`` entries with one read of the manifest; fetch no batch.
 
-        The read cursor moves past them at once. A descriptor that the caller loses is delivered
-        again only by a new consumer. Entries whose location was queued before are left out, and are
-        acknowledged with what follows them.
+        The read cursor moves past them at once. If the caller loses a descriptor, only a new
+        consumer delivers it again. Entries whose location was queued before are left out. They are
+        acknowledged together with the entries after them.
 
         Args:
-            max: Most descriptors returned; 0 reads nothing.
+            max: Maximum number of descriptors to return. 0 reads nothing.
 
         Raises:
             InvalidInput: ``max`` is negative.
@@ -227,7 +233,7 @@ class Consumer(BatchLoop):
 
     @checked
     def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
-        """Fetch and decode one batch; moves no cursor.
+        """Fetch and decode one batch, without moving a cursor.
 
         Raises:
             PoisonBatch: The batch is missing, unreadable or foreign.
@@ -238,33 +244,36 @@ class Consumer(BatchLoop):
     def fetch_handle(self) -> FetchHandle:
         """Return a handle for fetching in other threads and processes.
 
-        It outlives the consumer, and a fence.
+        The handle still works after the consumer is closed or fenced.
         """
         return self._entries.fetch_handle()
 
     @checked
     def skip(self, sequence: int) -> BatchDescriptor:
-        """Give up one batch for good: the next one, or one handed out and not acknowledged.
+        """Give up one batch for good: the next one, or one handed out and not yet acknowledged.
 
-        For batches that cannot be delivered (failure F25). The skip is logged as a warning with
-        the batch's location, for the audit. The entry leaves the queue with the next
-        acknowledgement after it, or with its own, so a position that the target system has stored
+        Use it for batches that cannot be delivered (failure F25). A warning in the log records the
+        skip and the batch's location, for the audit. The entry leaves the queue with the next
+        acknowledgement after it, or with its own. So a position that the target system has stored
         never falls behind the queue.
 
+        Args:
+            sequence: The batch's sequence.
+
         Returns:
-            What was skipped, for :meth:`.TransactionFilter.skip`.
+            The entry that was skipped, for :meth:`.TransactionFilter.skip`.
 
         Raises:
-            InvalidInput: Another sequence, or one that is not queued.
+            InvalidInput: ``sequence`` is neither of these, or is not queued.
             DataLoss: The queue does not continue at the cursor.
         """
         return self._entries.skip(sequence)
 
     def check_fence(self) -> None:
-        """Check that this consumer still owns the queue, by one read of the manifest.
+        """Check that this consumer still owns the queue, with one read of the manifest.
 
-        Call it before committing to a system that cannot compare epochs itself; it narrows the
-        window of failure F8 and cannot close it.
+        Call it before you commit to a system that cannot compare epochs itself. It narrows the
+        window of failure F8 but cannot close it.
 
         Raises:
             Fenced: Another consumer owns the queue.
@@ -272,7 +281,7 @@ class Consumer(BatchLoop):
         self._entries.check_fence()
 
     def __len__(self) -> int:
-        """Return how many batches are not acknowledged, by one read; raises as a read."""
+        """Return how many batches are not acknowledged, with one read of the manifest."""
         return self._entries.count_waiting()
 
     def __bool__(self) -> bool:
@@ -281,16 +290,16 @@ class Consumer(BatchLoop):
         return True
 
     def close(self) -> None:
-        """Write out acknowledgements and stop the collector. May be repeated.
+        """Write out acknowledgements and stop the collector. May be called again.
 
-        The consumer is closed also when this raises. What was acknowledged and could not be
-        written is then delivered again to the next consumer, unless that is given a position.
+        The consumer is closed even if this raises. Acknowledgements that could not be written are
+        lost: the next consumer gets their batches again, unless it is given a position.
 
         Raises:
-            Fenced: There was something to write and another consumer owns the queue.
+            Fenced: There was something to write, and another consumer owns the queue.
             Conflict: The manifest was not written: other writers won each time.
         """
-        # Before the waiting calls are notified, which look whether it is set.
+        # Set it before the waiting calls are notified, because they check it when they wake.
         self._closed = True
         self._entries.close()
 
@@ -302,7 +311,8 @@ class Consumer(BatchLoop):
                 handle, batch = entries.own_fetch_handle, None
                 if found[0].repeats is None:
                     batch = (handle.fetch_arrow if arrow else handle.fetch)(found[0])
-                # The read cursor moves only after the batch was fetched and decoded.
+                # Move the read cursor only after the batch was fetched and decoded, so that a
+                # failed call can be repeated.
                 entries.hand_out(found)
                 if batch is not None:
                     return replace(batch, _owner=self)
@@ -311,7 +321,7 @@ class Consumer(BatchLoop):
     # A publisher calls these on the consumer whose batches its transaction acknowledges.
 
     def _source_of(self, batch: DeliveredBatch) -> str:
-        """Return the queue's place, under which a transaction keeps the position."""
+        """Return the place of the queue. A transaction stores the position under this name."""
         return self._entries.source
 
     def _check_next(self, batches: Sequence[DeliveredBatch]) -> None:

@@ -1,4 +1,4 @@
-"""Hand out a queue's entries in order and acknowledge them, without fetching what they name.
+"""Hand out a queue's entries in order and acknowledge them, without fetching their batches.
 
 An entry is a line of the manifest. It names a batch, the object that holds records. Programs that
 decide themselves where a batch is fetched work with entries: the Spark source plans them for its
@@ -99,7 +99,7 @@ class EntryConsumer:
         """Held by each method while it works; notified by :meth:`close`."""
         self._closed = False
         opened = store if store is not None else open_store(config.store, config.store_options)
-        # The store's own URL: a relative path leads elsewhere once the process has changed its
+        # Use the store's own URL: a relative path leads elsewhere once the process has changed its
         # directory.
         self._fetched_from = config if store is not None else replace(config, store=opened.url)
         self.source = f"{opened.url}/{config.data_path_prefix}"
@@ -125,7 +125,7 @@ class EntryConsumer:
         self.epoch = taken.manifest.epoch
         """The epoch with which this consumer owns the queue."""
         self.next_sequence = taken.manifest.next_sequence
-        """What the next appended batch will get, by the manifest that was read last."""
+        """The sequence that the next appended batch gets, by the manifest as it was last read."""
         # An empty queue knows its next sequence, too. So entries that are missing between here and
         # the first one that is handed out were lost (failure F28).
         first = taken.manifest.first_sequence
@@ -145,7 +145,7 @@ class EntryConsumer:
 
     @property
     def position(self) -> Position | None:
-        """Where the next consumer starts; None before the queue's first batch is processed."""
+        """The position to start the next consumer with; None before any batch is processed."""
         if self._progress is not None:
             self._saves = True
             return self._progress.position(self._queue.queue_id)
@@ -180,7 +180,7 @@ class EntryConsumer:
 
     @property
     def newly_registered(self) -> bool:
-        """Whether the log did not have this reader before."""
+        """Whether this start registered the reader: the log did not know it before."""
         return isinstance(self._queue, ReaderQueue) and self._queue.newly_registered
 
     @property
@@ -217,7 +217,7 @@ class EntryConsumer:
             return found
 
     def peek(self, limit: int) -> list[BatchDescriptor]:
-        """Return the next entries; moves the cursor only past a loss that is allowed."""
+        """Return the next entries. The cursor moves only past a loss that is allowed."""
         if self._progress is not None:
             while len(self.ready) < limit and self._offers_more():
                 pass
@@ -243,19 +243,19 @@ class EntryConsumer:
         """
         with self.lock:
             self.check_open()
-            # At least one, so that each poll finds out whether the consumer is fenced.
+            # Ask for at least one, so that each poll finds out whether the consumer is fenced.
             return self._offer(max(1, POLL_ENTRIES - len(self.ready)))
 
     @property
     def finished(self) -> bool:
-        """Whether all polled entries are processed, and no transaction is undecided."""
+        """Return whether all polled entries are processed, and no transaction is undecided."""
         return not self.ready and (self._progress is None or self._progress.idle)
 
     def queued(self, begin: int, end: int) -> list[BatchDescriptor]:
-        """Return the entries in [begin, end) of the manifest that was read last.
+        """Return the entries in [begin, end) of the manifest as it was last read.
 
-        Makes no request for a queue, and moves no cursor. For entries that were handed out and are
-        needed again before they are acknowledged.
+        Use it for entries that were handed out and are needed again before they are acknowledged.
+        It moves no cursor, and makes no request for a queue.
         """
         manifest = self._queue.last_seen
         if manifest is None or begin >= end:
@@ -263,9 +263,9 @@ class EntryConsumer:
         return list(manifest.entries(begin, end - begin))
 
     def count(self, begin: int, end: int) -> int:
-        """Return how many entries lie in [begin, end), by the manifest that was read last.
+        """Return how many entries lie in [begin, end), by the manifest as it was last read.
 
-        Entries that a program took off a log without knowing that it is one do not count.
+        Entries that an old program took off a log, because it does not know logs, do not count.
         """
         return count_between(begin, end, self._queue.last_seen)
 
@@ -307,7 +307,10 @@ class EntryConsumer:
             self._flush()
 
     def flush_all(self) -> None:
-        """Also dequeue what saved positions need; for a partition that is about to be sealed."""
+        """Dequeue all processed entries, even those that saved positions need.
+
+        For a partition that is about to be sealed.
+        """
         self._ack_processed(1, all_of_them=True)
 
     def skip(self, sequence: int) -> BatchDescriptor:
@@ -359,8 +362,8 @@ class EntryConsumer:
     def own_fetch_handle(self) -> FetchHandle:
         """The handle that :meth:`fetch_handle` clones.
 
-        Made by the first fetch: it opens the store once more and imports pyarrow, which takes 0.2 s
-        and which programs that only plan do not need.
+        The first fetch creates it. It opens the store again and imports pyarrow, which takes 0.2 s.
+        Programs that only plan do not need it.
         """
         from opendata_buffer.consumer.fetch import FetchHandle
 
@@ -372,7 +375,7 @@ class EntryConsumer:
             if self._closed:
                 return
             self._closed = True
-            self.lock.notify_all()  # Calls that wait for a batch.
+            self.lock.notify_all()  # wakes the calls that wait for a batch
         metrics.consumer_lag_seconds.unwatch(self)
         metrics.oldest_unacked_seconds.unwatch(self)
         try:
@@ -407,7 +410,7 @@ class EntryConsumer:
                 entry.sequence, entry.location, self._replay, repeats=repeats
             ):
                 self.ready += self.queued(sequence, sequence + 1)
-            # Last: an entry whose offer failed has to be offered again.
+            # Do this last, because an entry whose offer failed has to be offered again.
             self._pass([entry])
         if self._runtime.monotonic() - self._pruned_at >= PRUNE_S:
             self._pruned_at = self._runtime.monotonic()
@@ -415,7 +418,7 @@ class EntryConsumer:
         return bool(entries)
 
     def _offers_more(self) -> bool:
-        """Poll once more; hold an error about a loss back until all before it is handed out."""
+        """Poll once more; delay an error about a loss until all earlier entries are handed out."""
         try:
             return self._offer(POLL_ENTRIES)
         except DataLoss:
@@ -450,8 +453,8 @@ class EntryConsumer:
     def _acknowledge(self, moved: Cursors, write: bool) -> None:
         manifest: Manifest | LogView | None = None
         if write:
-            # The manifest first: until it is written nothing here has changed, and the call can
-            # be repeated (OpenData RFC 0003, ack_through).
+            # Write the manifest first. If that fails nothing here has changed, and the call can be
+            # repeated (OpenData RFC 0003, ack_through).
             if isinstance(self._queue, Queue):
                 self._repeats.note(moved.next_ack)
             manifest = self._queue.dequeue(moved.next_ack - 1, self.epoch)
@@ -466,7 +469,7 @@ class EntryConsumer:
             self._measure(manifest)
 
     def _pass(self, entries: Sequence[BatchDescriptor]) -> None:
-        """Move the read cursor past some entries; repeats among them need no acknowledgement."""
+        """Move the read cursor past some entries. Repeats among them need no acknowledgement."""
         repeats = [entry.sequence for entry in entries if entry.repeats is not None]
         self._cursors = self._cursors.hand_out(entries[-1].sequence, repeats)
         if repeats:
@@ -502,13 +505,13 @@ class EntryConsumer:
     # never change; they are replaced.
 
     def _lag_s(self) -> float:
-        """Age of the oldest batch that is not acknowledged."""
+        """Return the age of the oldest batch that is not acknowledged, in seconds."""
         manifest, sequence = self._queue.last_seen, self._cursors.next_open
         age_s = None if manifest is None else manifest.age_s(self._runtime.now_ms(), sequence)
         return age_s or 0.0
 
     def _unacked_s(self) -> float:
-        """Age of the oldest batch that was handed out and is not acknowledged."""
+        """Return the age in seconds of the oldest batch that is handed out and not acknowledged."""
         cursors = self._cursors
         return self._lag_s() if cursors.next_open < cursors.next_hand_out else 0.0
 
@@ -516,7 +519,7 @@ class EntryConsumer:
 def entries_from(begin: int, manifest: Manifest | LogView) -> int:
     """Return how many entries a queue has from ``begin`` on.
 
-    Entries that a program took off a log without knowing that it is one are not counted.
+    Entries that an old program took off a log, because it does not know logs, are not counted.
     """
     if isinstance(manifest, LogView):
         return manifest.count(begin, manifest.next_sequence)

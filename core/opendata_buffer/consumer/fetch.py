@@ -1,14 +1,14 @@
-"""Fetching batches: one by a :class:`FetchHandle`, and many ahead within a limit of bytes.
+"""Fetch batches: one by a :class:`FetchHandle`, or many ahead within a limit of bytes.
 
-A handle is stateless and picklable. It turns one descriptor into one batch and moves no cursor, so
+A handle is stateless and picklable. It turns one descriptor into one batch and moves no cursor. So
 any number of threads and processes may use it while one owner keeps the
 :class:`~.consumer.Consumer` (OpenData RFC 0003).
 
-Ahead of the caller, threads hide the time a fetch waits for its store. Where it does not wait (a
-directory whose files are in the page cache), the caller's thread fetches, one batch after the
-other. Only reading runs ahead, not decoding: records as objects take several times as much as the
-stored batch, and sixteen threads that decode would hold them outside of any limit, and wait for the
-interpreter's lock.
+:func:`fetch_many` fetches ahead of the caller in threads, to hide the time that a fetch waits for
+its store. If fetches do not wait (a directory whose files are in the page cache), the caller's
+thread fetches one batch after the other. Only reading runs ahead, not decoding, for two reasons.
+Records as Python objects take several times the memory of the stored batch, so sixteen threads that
+decode would exceed any limit. And decoding threads would wait for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -40,29 +40,35 @@ from opendata_buffer.stores.open import open_store
 log = logging.getLogger(__name__)
 
 NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
-"""A fetch that waited no longer than this came from a page cache, and not over a network."""
+"""A fetch that waited at most this long was served from a page cache and not over a network."""
 
 FAR, STRIKES = 4, 2
-"""A store is far after ``STRIKES`` waits in a row of more than ``FAR`` times that. A busy machine
-makes single waits long, too."""
+"""The factor and the count that make a store far: ``STRIKES`` waits in a row, each longer than
+``FAR`` times that limit. One long wait is not enough, because a busy machine causes those too."""
 
 LEAST_THREADS, MOST_THREADS = 16, 128
-"""Fetches at once where the caller gives no number; a store keeps connections for the latter."""
+"""Fetches at once if the caller gives no number. A store keeps ``MOST_THREADS`` connections."""
 
 FORGETTING = 1.01
-"""How much the shortest wait known grows with each fetch."""
+"""The factor by which the shortest known wait grows with each fetch."""
 
 
 class AdaptiveConcurrency:
-    """Whether fetches wait for their store, and how many at once hide the wait; kept from one read
-    to the next. A ``store`` of files is near, of others the waits are measured."""
+    """Measurements of how long fetches wait for their store, and how many at once hide the wait.
+
+    Keep them from one read to the next.
+
+    Args:
+        store: The store to fetch from. A store of local files is near; for others the waits are
+            measured.
+    """
 
     def __init__(self, store: object = None) -> None:
         self._declared = isinstance(store, ZeroCopy)
         self.near: bool | None = True if self._declared else None
-        """Fetches hardly wait; None while nothing is known."""
+        """Whether fetches hardly wait; None while nothing is known."""
         self.largest: int | None = None
-        """Bytes of the largest result so far; None while nothing is known."""
+        """Size of the largest result so far, in bytes; None while nothing is known."""
         self._strikes = 0
         self._shortest: float | None = None
         self._worked = 0.0
@@ -70,9 +76,12 @@ class AdaptiveConcurrency:
 
     @property
     def threads(self) -> int:
-        """How many fetches at once keep one processor busy, as far as known; 16 to 128. That is the
-        ratio of a fetch's wait to its work. The shortest wait counts: longer ones are also waits
-        for a processor or the store's bandwidth, and grow with the number of threads."""
+        """How many fetches at once keep one processor busy, as far as known: 16 to 128.
+
+        This is the ratio of a fetch's wait to its work. The shortest wait counts. Longer waits
+        include waiting for a processor or for the store's bandwidth, and grow with the number of
+        threads.
+        """
         if self._shortest is None:
             return LEAST_THREADS
         worked = self._worked + self._decoded
@@ -81,15 +90,23 @@ class AdaptiveConcurrency:
         return max(LEAST_THREADS, 1 + ceil(self._shortest / worked))
 
     def fetched(self, size: int, waited: float, worked: float = 0.0) -> None:
-        """Note a fetch of so many bytes that waited and used the processor for so many seconds."""
+        """Record how long one fetch waited and worked.
+
+        Args:
+            size: Size of the result, in bytes.
+            waited: Seconds that the fetch waited for the store.
+            worked: Seconds of processor time that the fetch used.
+        """
         self.largest = max(self.largest or 0, size)
         if self._declared:
             return
-        # It grows a little with each fetch, so that a store that gets slower is noticed.
+        # The shortest wait grows a little with each fetch, so that a store that gets slower is
+        # noticed.
         shortest = waited if self._shortest is None else self._shortest * FORGETTING
         self._shortest = min(waited, shortest)
         self._worked = _average(self._worked, worked)
-        # A busy machine lets a fetch wait about as long as it works, however near its store is.
+        # On a busy machine even a fetch from a near store waits about as long as it works, because
+        # it waits for a processor.
         limit = max(NEAR_S + size / NEAR_BYTES_PER_S, worked)
         if waited > FAR * limit:
             self._strikes += 1
@@ -101,12 +118,16 @@ class AdaptiveConcurrency:
             self.near = True
 
     def decoded(self, worked: float) -> None:
-        """Note how many seconds of the processor the decoding of a fetched batch took."""
+        """Record how long the decoding of one fetched batch took.
+
+        Args:
+            worked: Seconds of processor time.
+        """
         self._decoded = _average(self._decoded, worked)
 
 
 def _average(so_far: float, value: float) -> float:
-    """The moving average over about the last ten values."""
+    """Return the moving average over about the last ten values."""
     return so_far + (value - so_far) / (10 if so_far else 1)
 
 
@@ -115,7 +136,7 @@ Decoded = TypeVar("Decoded")
 
 @dataclass(frozen=True, slots=True)
 class PooledBatch:
-    """A batch object as it is stored: fetched, or if it is a large file found, and not decoded."""
+    """A batch object as it is stored, not decoded: its bytes, or a large file to be read later."""
 
     data: bytes | ReadBuffer
     sequence: int
@@ -124,13 +145,13 @@ class PooledBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the object."""
+        """The size of the object, in bytes."""
         return len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """A batch that was opened; ``arrays`` of ``pa.binary()`` are decoded one by one, once."""
+    """An opened batch. ``arrays`` of ``pa.binary()`` are decoded one by one, and only once."""
 
     count: int
     arrays: Iterator[pa.BinaryArray]
@@ -141,8 +162,10 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Generic[Decoded]):
-    """A function that fetches a batch in two steps, of which :func:`.fetch_many` runs the first
-    ahead: ``handle.fetch_pooled`` reads the batch as it is stored, ``decode`` makes the result.
+    """A function that fetches a batch in two steps.
+
+    :meth:`FetchHandle.fetch_pooled` reads the batch as it is stored, and ``decode`` makes the
+    result. :func:`.fetch_many` runs only the first step ahead.
     """
 
     handle: FetchHandle
@@ -153,7 +176,7 @@ class Fetch(Generic[Decoded]):
 
         Raises:
             BatchMissing: The object is gone.
-            BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
+            BatchUnreadable: The object does not decode, or is larger than ``max_batch_bytes``.
             ForeignLocation: The location is outside the data prefix.
             StorageError: The store did not answer; the batch may be good.
         """
@@ -161,16 +184,16 @@ class Fetch(Generic[Decoded]):
 
 
 class FetchHandle:
-    """Fetches and decodes batches. Thread-safe, stateless, cheap to copy.
+    """A reader of batch objects that fetches and decodes. Thread-safe, stateless, cheap to copy.
 
-    Pickles when its store can be reached from another process; there it is opened again, with
-    the connections of that process.
+    It can be pickled if another process can reach its store. That process opens the store again,
+    with connections of its own.
 
     Args:
-        store: Where the batches are: an open store, or its URL.
-        options: How to reach a cloud; with a URL only.
-        data_path_prefix: Locations must be below it (failure F23).
-        max_batch_bytes: Largest record block decoded (failure F21).
+        store: The store of the batches: an open store, or its URL.
+        options: How to reach a cloud; only used with a URL.
+        data_path_prefix: The prefix that all locations must lie below (failure F23).
+        max_batch_bytes: Size in bytes of the largest record block to decode (failure F21).
         runtime: Clock of the duration metric.
     """
 
@@ -187,7 +210,8 @@ class FetchHandle:
         self._reopen: tuple[str, StoreOptions | None] | None = None
         if isinstance(store, str):
             opened = open_store(store, options)
-            # The store's own URL: a relative path means another place in another process.
+            # Keep the store's own URL: a relative path leads elsewhere in a process with another
+            # directory.
             self._reopen = (opened.url, options)
             store = opened
         self._store = store
@@ -196,7 +220,8 @@ class FetchHandle:
         self._max_batch_bytes = max_batch_bytes
         self._runtime = runtime if runtime is not None else SystemRuntime()
         self._reads_as: ConsumerConfig | None = None
-        """Of a named reader of a log its configuration, for what errors advise."""
+        """The configuration of the named reader of a log, for the advice in errors; None for
+        others."""
         self._resettable = True
         self._missing: Missing | None = None
 
@@ -210,8 +235,14 @@ class FetchHandle:
         runtime: Runtime | None = None,
         resettable: bool = True,
     ) -> FetchHandle:
-        """The handle of a consumer's configuration; ``store`` instead of the one it names.
-        ``resettable`` as for :func:`.open_queue`."""
+        """Return the handle for a consumer's configuration.
+
+        Args:
+            config: The consumer's configuration.
+            store: A store to use instead of the one that ``config`` names.
+            runtime: Clock of the duration metric.
+            resettable: Let errors advise to reset the reader; see :func:`.open_queue`.
+        """
         made = cls(
             config.store if store is None else store,
             config.store_options if store is None else None,
@@ -237,15 +268,20 @@ class FetchHandle:
             self._store = open_store(*self._reopen)
 
     def clone(self) -> FetchHandle:
-        """An independent handle on the same store."""
+        """Return an independent handle on the same store."""
         other = object.__new__(FetchHandle)
         other.__dict__.update(self.__dict__)
         return other
 
     @checked
     def within(self, partition: str) -> FetchHandle:
-        """A handle on one partition of a topic in the same store, with the same settings: batches
-        and errors name the partition."""
+        """Return a handle with the same store and settings for one partition of a topic.
+
+        Its batches and errors name the partition.
+
+        Args:
+            partition: The name of the partition, which is its data prefix.
+        """
         other = self.clone()
         other._prefix = other._partition = partition
         if self._reads_as is not None:
@@ -253,31 +289,42 @@ class FetchHandle:
         return other
 
     def adaptive_concurrency(self) -> AdaptiveConcurrency:
-        """What reading ahead of this store begins with; keep it where there are several reads."""
+        """Return new measurements for this store. Share them between several reads of it."""
         return AdaptiveConcurrency(self._store)
 
     @property
     def fetch(self) -> Fetch[ConsumedBatch]:
-        """``fetch(descriptor)`` fetches and decodes one batch: see :meth:`Fetch.__call__`."""
+        """A function that fetches and decodes one batch; see :meth:`Fetch.__call__`."""
         return Fetch(self, self.decode)
 
     @property
     def fetch_arrow(self) -> Fetch[ArrowBatch]:
-        """As :attr:`fetch`, to an Arrow array without a Python object per record."""
+        """Like :attr:`fetch`, but with the records in an Arrow array, without Python objects."""
         return Fetch(self, self.decode_arrow)
 
     @checked
     def fetch_pooled(
         self, descriptor: BatchDescriptor, retrying: Retries | None = None
     ) -> PooledBatch:
-        """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`.
+        """Fetch one batch without decoding it; see :meth:`decode` and :meth:`decode_arrow`.
 
-        A large file is read while it is decoded. ``retrying`` is for its parts, too.
+        A large local file is only opened here, and read while it is decoded.
+
+        Args:
+            descriptor: The batch to fetch.
+            retrying: The policy of retries, also for the later reads of a large file; None for a
+                single attempt.
+
+        Raises:
+            BatchMissing: The object is gone.
+            BatchUnreadable: The object is larger than ``max_batch_bytes`` allows.
+            ForeignLocation: The location is outside the data prefix.
+            StorageError: The store did not answer; the batch may be good.
         """
         started = self._runtime.monotonic()
         sequence, location = descriptor.sequence, descriptor.location
-        # Otherwise a manifest that another program wrote could make the consumer read, with its own
-        # rights, any object of the bucket (failure F23).
+        # Without this check, a manifest that another program wrote could make the consumer read any
+        # object of the bucket with the consumer's rights (failure F23).
         if not is_confined(location, self._prefix):
             why = f"it is not below the data prefix {self._prefix!r}"
             if fault := key_fault(location):
@@ -305,7 +352,7 @@ class FetchHandle:
         """Decode the result of :meth:`fetch_pooled`.
 
         Raises:
-            BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
+            BatchUnreadable: The object does not decode, or is larger than ``max_batch_bytes``.
         """
         with self._unreadable(raw):
             entries = decode_records(raw.data, self._max_batch_bytes)
@@ -314,7 +361,7 @@ class FetchHandle:
 
     @checked
     def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
-        """As :meth:`decode`, to an Arrow array."""
+        """Decode the result of :meth:`fetch_pooled` to an Arrow array; raises as :meth:`decode`."""
         with self._unreadable(raw):
             values = decode_arrow(raw.data, self._max_batch_bytes)
         _count(len(values))
@@ -324,10 +371,16 @@ class FetchHandle:
     def records(
         self, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
     ) -> Records:
-        """Open the result of :meth:`fetch_pooled`, to decode it in arrays of ``array_bytes``.
+        """Open the result of :meth:`fetch_pooled`, to decode it in several arrays.
 
-        With ``check_first`` all of it is decoded once before the first array is handed out. Without
-        it the arrays may raise ``BatchUnreadable`` after good ones.
+        Args:
+            pooled: The fetched batch.
+            array_bytes: The size of an array, in bytes of records.
+            check_first: Decode all of the batch once before the first array is handed out. Without
+                it the arrays may raise ``BatchUnreadable`` after good ones.
+
+        Raises:
+            BatchUnreadable: The object does not decode, or is larger than ``max_batch_bytes``.
         """
         with self._unreadable(pooled):
             block = open_arrow(pooled.data, self._max_batch_bytes)
@@ -345,7 +398,7 @@ class FetchHandle:
 
     @contextmanager
     def _unreadable(self, batch: BatchDescriptor | PooledBatch) -> Iterator[None]:
-        """Errors of its bytes name the batch."""
+        """Turn an error about the batch's bytes or object into one that names the batch."""
         try:
             yield
         except errors.CorruptData as error:
@@ -363,7 +416,16 @@ class FetchHandle:
         why: str,
         after: int | None = None,
     ) -> errors.PoisonBatch:
-        """The error about a batch; a named reader is told the command that continues ``after``."""
+        """Return the error about a batch that cannot be delivered.
+
+        For a named reader the error contains the command that continues at ``after``.
+
+        Args:
+            kind: The class of the error.
+            batch: The batch.
+            why: The reason.
+            after: The sequence to continue at. Default: the one after the batch.
+        """
         command, config = "", self._reads_as
         if config is not None and self._resettable:
             url = str(getattr(self._store, "url", config.store))
@@ -372,8 +434,11 @@ class FetchHandle:
         return kind(batch.sequence, batch.location, why, self._partition, command)
 
     def _find_missing(self, sequence: int) -> Missing | None:
-        """How many batches of a log are gone from this one on, for an error; None where that is not
-        known. The answer is kept: a reader that passes over missing batches asks for each."""
+        """Return which batches of a log are gone from this one on; None if that is not known.
+
+        The answer is for an error. It is kept, because a reader that skips missing batches asks for
+        each of them.
+        """
         config, known = self._reads_as, self._missing
         if config is None:
             return None
@@ -402,8 +467,11 @@ R = TypeVar("R")
 
 
 def or_poison(call: Callable[[T], R]) -> Callable[[T | errors.PoisonBatch], R | errors.PoisonBatch]:
-    """The call, whose result for a batch that cannot be delivered is the error: the next one is
-    fetched all the same. The result of such a call may be the argument of another."""
+    """Wrap a call so that it returns the error if a batch cannot be delivered.
+
+    So a fetch ahead continues with the next batch. The result of such a call may be the argument of
+    another wrapped call, which then returns the same error.
+    """
 
     def attempt(what: T | errors.PoisonBatch) -> R | errors.PoisonBatch:
         try:
@@ -415,11 +483,11 @@ def or_poison(call: Callable[[T], R]) -> Callable[[T | errors.PoisonBatch], R | 
 
 
 class Item(Protocol):
-    """What is fetched: a batch's descriptor, or several together."""
+    """One thing to fetch: a batch's descriptor, or several descriptors together."""
 
     @property
     def size(self) -> int | None:
-        """Bytes of the result, where they are known."""
+        """The size of the result in bytes; None if not known."""
 
 
 Wanted = TypeVar("Wanted", bound=Item)
@@ -440,39 +508,42 @@ def fetch_many(
 ) -> Generator[T, None, None]:
     """Fetch ahead, in parallel, and yield the results in the order of the descriptors.
 
-    The bytes in flight are those of fetches under way and of results that were not taken yet. A
-    fetch begins while they are below the limit, and always when there are none: its own size is the
-    descriptor's, or where that is unknown the largest result so far. Until a first result, of this
-    read or an earlier one with the same ``adaptive``, shows how large results are, a descriptor
-    without a size is fetched alone. Where fetches do not wait for the store, nothing is in flight:
-    see above.
+    The bytes in flight are those of running fetches and of results that were not taken yet. A fetch
+    begins while the total, with its own size, is within the limit, and always if nothing is in
+    flight. Its own size is the descriptor's or, if that is not known, that of the largest result so
+    far. Before the first result of this read, or of an earlier one with the same ``adaptive``, the
+    size of a descriptor without one cannot be estimated, so it is fetched alone. If fetches do not
+    wait for the store, the caller's thread fetches and nothing is in flight.
 
-    Of :attr:`.FetchHandle.fetch` and :attr:`.FetchHandle.fetch_arrow` only the reading runs ahead.
-    Batches are in flight as they are stored, and each is decoded by the caller's thread when it is
-    taken. Beside the limit there is the memory of one batch that is decoded.
+    With :attr:`.FetchHandle.fetch` and :attr:`.FetchHandle.fetch_arrow` only the reading runs
+    ahead. Batches in flight are kept as they are stored, and the caller's thread decodes each one
+    when it takes it. So the memory of one decoded batch comes on top of the limit.
 
-    An error is raised at its place in the order, after everything before it; no fetch begins
-    after it. Closing the iterator, or dropping it, ends the threads.
+    An error is raised at its place in the order, after all earlier results. No fetch begins after
+    it. Close the iterator, or drop it, to end the threads.
 
     Args:
-        fetch: One fetch, such as :attr:`.FetchHandle.fetch`. Called from several threads.
-        descriptors: What to fetch.
-        concurrency: Threads, at most; started as there is work for them. Default: 16 to 128, by
-            how long a fetch waits beside its work.
-        max_in_flight_bytes: Default 256 MiB.
+        fetch: A function that fetches one item, such as :attr:`.FetchHandle.fetch`. It is called
+            from several threads.
+        descriptors: The items to fetch.
+        concurrency: Maximum number of threads, at least 1. A thread is started only when there is
+            work for it. Default: 16 to 128, by the ratio of a fetch's wait to its work.
+        max_in_flight_bytes: Maximum bytes in flight, at least 1. Default 256 MiB.
         runtime: Threads and clock.
-        size_of: Bytes of a result. Default: its ``nbytes``, else the descriptor's size.
-        adaptive: What an earlier call learnt about the store. Default: of a
-            :class:`.FetchHandle`, what its store declares; otherwise nothing is known yet.
+        size_of: Returns the size of a result in bytes. Default: its ``nbytes``, else the
+            descriptor's size.
+        adaptive: Measurements of earlier calls about the store. Default: for a
+            :class:`.FetchHandle` whether its store is known to be near; for another function
+            nothing.
 
     Raises:
-        InvalidInput: ``concurrency`` or ``max_in_flight_bytes`` is not positive.
+        InvalidInput: ``concurrency`` or ``max_in_flight_bytes`` is less than 1.
     """
     read: Callable[[Any], Any] = fetch
     decode: Callable[[Any], Any] | None = None
     if isinstance(fetch, Fetch):
         adaptive = adaptive or fetch.handle.adaptive_concurrency()
-        if size_of is None:  # It would be of decoded batches.
+        if size_of is None:  # size_of measures decoded batches
             read, decode = fetch.handle.fetch_pooled, fetch.decode
     for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
         if value is not None and value < 1:
@@ -491,22 +562,25 @@ def fetch_many(
 
 @dataclass(slots=True)
 class _Done(Generic[R]):
-    """The end of one fetch: its result or what it raised."""
+    """The end of one fetch, either its result or the exception that it raised."""
 
     cost: int
     result: R | None = None
     error: BaseException | None = None
 
     def taken(self) -> R:
-        """The result, which is kept no longer."""
+        """Return the result and release it."""
         result, self.result = self.result, None
         return result  # type: ignore[return-value]  # R may include None
 
 
 @dataclass(eq=False)
 class ReadAhead(Generic[Wanted, R, T]):
-    """As :func:`fetch_many`, with reading and decoding given apart: ``read`` runs ahead, in several
-    threads, and ``limit`` is of the bytes of its results; the caller's thread decodes."""
+    """The engine of :func:`fetch_many`, which takes reading and decoding as two functions.
+
+    ``read`` runs ahead in several threads, and ``limit`` bounds the bytes of its results. The
+    caller's thread calls ``decode``.
+    """
 
     read: Callable[[Wanted], R]
     items: Sequence[Wanted]
@@ -526,15 +600,17 @@ class ReadAhead(Generic[Wanted, R, T]):
         self._threads: list[Task] = []
         self._working = 0  # threads that have not ended
         self._idle = 0  # those of them that wait for room
-        # Known from earlier calls: a task of a topic has few batches of each partition, too few to
-        # list for their sizes, and would otherwise fetch the first of each alone.
+        # Start with the size from earlier calls. A task of a topic has few batches of each
+        # partition, too few to list them for their sizes. Without this it would fetch the first of
+        # each partition alone.
         self._largest = self.adaptive.largest
         self._stopped = False
 
     def results(self) -> Generator[T, None, None]:
-        """The decoded items, in order; called once."""
+        """Yield the decoded items in order. Call it once."""
         if len(self.items) == 1:
-            # A thread to wait for at once would be pure cost: most micro-batches are this small.
+            # A single item needs no thread, because the caller would wait for it at once. Most
+            # micro-batches are this small.
             yield self.decode(self.items[0], self.read(self.items[0]))
             return
         try:
@@ -543,7 +619,8 @@ class ReadAhead(Generic[Wanted, R, T]):
                 if done.error is not None:
                     raise done.error
                 worked = self.runtime.cpu_time()
-                # One expression: the stored batch is freed before the caller has the decoded one.
+                # Decode in one expression, so that the stored batch is freed before the caller gets
+                # the decoded one.
                 result = self.decode(self.items[index], done.taken())
                 self.adaptive.decoded(self.runtime.cpu_time() - worked)
                 yield result
@@ -552,8 +629,9 @@ class ReadAhead(Generic[Wanted, R, T]):
             with self._changed:
                 self._stopped = True
                 self._changed.notify_all()
-            # A dropped generator may be collected as garbage by one of these threads, anywhere in
-            # its work. With the lock held it would wait for others that wait for the lock.
+            # One of these threads may collect a dropped generator as garbage, at any point of its
+            # work. If it holds the lock then, joining would wait for threads that wait for the
+            # lock.
             if not self._changed.held():
                 for thread in self._threads:
                     with suppress(RuntimeError):  # it is this thread
@@ -607,7 +685,7 @@ class ReadAhead(Generic[Wanted, R, T]):
             self._bytes += done.cost - cost
             self._done[index] = done
             if done.error is not None:
-                # Items are begun in order: all before this one are under way or done.
+                # Items begin in order, so all earlier ones are running or done.
                 self._stopped = True
             else:
                 self._largest = max(self._largest or 0, done.cost)
@@ -631,27 +709,28 @@ class ReadAhead(Generic[Wanted, R, T]):
                 size = self.size_of(result)
             else:
                 size = getattr(result, "nbytes", item.size or 0)
-            # In the try block, because a size that is no number has to reach the caller, too.
+            # Inside the try block, so that the error of a size that is not a number reaches the
+            # caller.
             self.adaptive.fetched(size, waited, worked)
         except BaseException as error:
             return _Done(cost, error=error)
         return _Done(size, result)
 
     def _is_near(self) -> bool:
-        """Whether the caller's thread fetches the next item, and no other begins one."""
+        """Return whether the caller's thread fetches the next item and no thread begins one."""
         if self.adaptive.near is None:
-            # Without a size it would be fetched alone anyway.
+            # An item without a size would be fetched alone anyway.
             return self._open == 0 and self.items[self._next].size is None
         return self.adaptive.near
 
     def _may_begin(self) -> bool:
-        """Whether a thread may begin the next item."""
+        """Return whether a thread may begin the next item."""
         return self._needs_threads() and (
             self._open == 0 or self._bytes + self._cost() <= self.limit
         )
 
     def _needs_threads(self) -> bool:
-        """Whether there is, room or not, something left for threads to begin."""
+        """Return whether anything is left for threads to begin, now or when there is room."""
         return not self._stopped and self._next < len(self.items) and not self._is_near()
 
     def _cost(self) -> int:
@@ -662,12 +741,14 @@ class ReadAhead(Generic[Wanted, R, T]):
 
 
 class ContiguousRun:
-    """How far batches are done whose processing ends out of order. Not thread-safe::
+    """The leading run of finished batches, for programs that finish batches out of order.
 
-    run = ContiguousRun(descriptors)
-    for future in as_completed(futures):
-        if (through := run.done(future.result().sequence)) is not None:
-            consumer.ack_through(through)
+    Acknowledge up to the end of this run. Not thread-safe::
+
+        run = ContiguousRun(descriptors)
+        for future in as_completed(futures):
+            if (through := run.done(future.result().sequence)) is not None:
+                consumer.ack_through(through)
     """
 
     @checked
@@ -676,9 +757,13 @@ class ContiguousRun:
 
     @checked
     def done(self, sequence: int) -> int | None:
-        """A batch is processed: the last one that no pending one is before, if that moved.
+        """Note that a batch is processed.
 
-        ``InvalidInput`` for a batch that is not awaited.
+        Returns:
+            The last sequence with no pending batch before it; None if that did not move.
+
+        Raises:
+            InvalidInput: The batch is not in this run, or the run has already passed it.
         """
         if sequence not in self._done:
             raise errors.InvalidInput(

@@ -1,19 +1,19 @@
-"""Which queued batches are delivered, and when: the one rule of all readers.
+"""Decide which queued batches are delivered, and when: the one rule of all readers.
 
 The problem: a writer may queue a batch twice, because it got no answer and could not know whether
 its append was applied. And the batches of a transaction lie between those of other writers, perhaps
-long before the entry that commits or aborts it. A reader has to deliver each batch once, and those
-of a transaction all or not at all.
+long before the entry that commits or aborts it. A reader has to deliver each batch once, and the
+batches of a transaction either all or not at all.
 
-The idea: the name of a batch says who wrote it and in which order. So a reader needs only the
-names, never the objects, and two readers of one queue decide the same. There are three kinds of
-names:
+The idea: the name of a batch tells its writer and its place in the writer's order. So a reader
+needs only the names, never the objects, and two readers of one queue decide the same. There are
+three kinds of names:
 
 - ``app=<id>/batch=<n>/``: the batches of a transaction that was written in one append. If its
 writer
   repeats the append, :class:`~.isolation.TransactionFilter` drops the second one.
 - ``message=<uuid>/``: producer, clock and flags. :class:`~.messages.Sequencer` holds such a batch
-  back until its transaction is decided, and drops repeats and what was rolled back.
+  back until its transaction is decided, and drops repeats and rolled-back batches.
 - Other names have no identity. A batch is delivered at once, each location once (:class:`Repeats`).
 
 For example, producers A and B write transactions, and C writes without one::
@@ -22,16 +22,16 @@ For example, producers A and B write transactions, and C writes without one::
     entry       A1   B1   C    A commits   C    B aborts
     delivered             2    0           4
 
-An undecided transaction holds up the batches of its own producer only: 2 comes before 0.
+An undecided transaction delays only the batches of its own producer: 2 is delivered before 0.
 
 What can go wrong:
 
-- An entry leaves the manifest while its transaction is open, and is not there when it is committed.
-  So a reader acknowledges only what lies before :meth:`ReadCommitted.stable_end`, here 0 until A
-  commits and 1 until B aborts (failure F38).
-- Entries are lost, and with them perhaps the acknowledgement of a transaction. The reader says so
-  (:meth:`ReadCommitted.lost`), and open transactions that began there are given up.
-- The object of a batch is gone, and its writer repeats it. The reader says so
+- An entry leaves the manifest while its transaction is open, and is not there at the commit. So a
+  reader acknowledges only entries before :meth:`ReadCommitted.stable_end`, here 0 until A commits
+  and 1 until B aborts (failure F38).
+- Entries are lost, perhaps including the acknowledgement of a transaction. The reader reports the
+  loss (:meth:`ReadCommitted.lost`), and open transactions that began there are given up.
+- The object of a batch is gone, and its writer repeats it. The reader reports the skip
   (:meth:`ReadCommitted.skip`), and the repeat is delivered.
 """
 
@@ -69,17 +69,18 @@ from opendata_buffer.runtime import Runtime
 log = logging.getLogger(__name__)
 
 MOST_NOTED = 2_048
-"""Acknowledged batches that are remembered, see :class:`Repeats`."""
+"""The number of acknowledged batches that are remembered; see :class:`Repeats`."""
 
 HORIZON_DAYS = 30
-"""Days without a batch after which an app is forgotten."""
+"""The number of days without a batch after which an app is forgotten."""
 
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
 ISOLATION_LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
 
 Replay = Callable[[int, int], Iterable[tuple[int, str]]]
-"""Sequence and location of all entries from the first sequence up to, not including, the second."""
+"""Returns sequence and location of all entries from the first sequence up to, not including, the
+second."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -88,16 +89,18 @@ _PRODUCER = re.compile("[0-9a-fA-F]{12}")
 
 
 class TransactionFilter:
-    """Passes each transaction once: remembers per app the last one passed, and its last entry.
+    """A filter that passes each transaction once.
+
+    It remembers for each app the last transaction passed, and that transaction's last entry.
 
     A transactional writer (the Spark sink) appends all batches of a transaction in one
-    compare-and-swap, with batch numbers that only grow, and again when it does not know whether
-    that was applied (decision 0005). So a transaction is *contiguous*, and an entry repeats an
-    earlier one when its batch number is lower than the highest one passed of its app, or equal to
-    it and the entry is not adjacent to the last entry passed of that transaction.
+    compare-and-swap, with batch numbers that only grow. It appends them again if it does not know
+    whether that was applied (decision 0005). So a transaction is *contiguous*. An entry repeats an
+    earlier one in two cases: its batch number is lower than the highest one passed of its app; or
+    it is equal, and the entry is not adjacent to the last entry passed of that transaction.
 
-    A transaction whose batch was skipped (:meth:`skip`) was not passed, whatever later ones were:
-    its repeat is passed.
+    A transaction with a skipped batch (:meth:`skip`) does not count as passed, whatever came later,
+    so its repeat is passed.
 
     Not thread-safe. The state grows with the number of apps that write. :meth:`prune` forgets apps
     that wrote nothing for :data:`HORIZON_DAYS` days: a repeat that comes later is read as new.
@@ -122,12 +125,12 @@ class TransactionFilter:
         entry that is left out makes the rest of its transaction look like a repeat. Entries without
         a transaction are always delivered.
         """
-        # Most names have no identity, and a trigger may have 100,000 of them.
+        # A fast path: most names have no identity, and a trigger may have 100,000 of them.
         named = parse_location(location, self._prefix) if "=" in location else None
         if named is None or named.txn is None or named.message is not None:
             # One append writes a transaction in adjacent entries. So an entry without a transaction
-            # ends it: what follows of the same transaction is a second append. Whether a message
-            # counts, ReadCommitted decides.
+            # ends it, and later entries of the same transaction come from a second append.
+            # ReadCommitted decides whether a message counts.
             self._tail = None
             return True
         txn = named.txn
@@ -146,14 +149,14 @@ class TransactionFilter:
 
     @checked
     def skip(self, sequence: int, location: str) -> None:
-        """Instead of :meth:`offer`, for an entry that could not be delivered and was passed by.
+        """Note an entry that could not be delivered and was skipped, instead of :meth:`offer`.
 
-        An append that was applied later than the collector's grace period allows may name an
-        object that is gone (failure F5). Its writer knows, and appends the transaction again: that
+        An append that was applied later than the collector's grace period allows may name an object
+        that is gone (failure F5). Its writer notices this and appends the transaction again. That
         repeat is passed.
 
-        Of a transaction in several batches the rest is still passed; then its repeat is not,
-        because part of it would come twice, and what was skipped is lost.
+        If the transaction has several batches, the rest of it is still passed. Then its repeat is
+        not passed, because part of it would come twice, and the skipped batch is lost.
         """
         named = parse_location(location, self._prefix)
         if named is None or named.txn is None or named.message is not None:
@@ -179,9 +182,9 @@ class TransactionFilter:
     def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
         """Forget apps whose newest batch is older than the horizon.
 
-        The age is measured to the newest batch of any app or to ``now_ms``, whichever is
-        earlier: neither one name nor one clock that is far ahead makes all apps old. Apps of a
-        state that was written before ages were kept are as old as this call.
+        The age is measured to the newest batch of any app or to ``now_ms``, whichever is earlier.
+        So neither one name nor one clock that is far ahead can make all apps old. If the state was
+        written before ages were kept, its apps count as new as of this call.
 
         Args:
             now_ms: Milliseconds since the Unix epoch, by the caller's clock.
@@ -273,7 +276,7 @@ def _unreadable(state: object) -> errors.InvalidInput:
 def _expired(seen: dict[Key, int], known: Iterable[Key], now_ms: int, days: int) -> list[Key]:
     """Return the names whose newest batch is older than ``days``.
 
-    A name whose age is not known gets today's.
+    A name of unknown age gets today's date.
     """
     if not seen:
         return []
@@ -282,7 +285,7 @@ def _expired(seen: dict[Key, int], known: Iterable[Key], now_ms: int, days: int)
 
 
 def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
-    """Return whether an entry only decides others. It is offered, and its object is never read."""
+    """Return whether an entry only decides transactions. Offer it, but never read its object."""
     parsed = parse_location(location, data_path_prefix)
     if parsed is None or parsed.message is None:
         return False
@@ -290,20 +293,21 @@ def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
 
 
 class ReadCommitted:
-    """Decides what to deliver: offer it every entry in order, and deliver what it returns.
+    """The rule that decides which batches to deliver. Offer it every entry in order.
 
-    Not thread-safe. What it remembers grows with the apps and the producers that write: a producer
-    is forgotten at its final acknowledgement, the others by :meth:`prune`.
+    Deliver the batches that :meth:`offer` returns. Not thread-safe. The state grows with the number
+    of apps and producers that write. A producer is forgotten at its final acknowledgement, and
+    others by :meth:`prune`.
 
     Args:
         data_path_prefix: The queue's data prefix; batches elsewhere have no identity.
         isolation: ``read_committed``; or ``read_uncommitted``, which delivers everything but
-            acknowledgements at once, and remembers only what it was made from.
+            acknowledgements at once, and keeps only the state that it was created with.
     """
 
     buffer = 4096
-    """Undecided messages that are kept; of larger transactions the beginning is read again from the
-    manifest when they are decided."""
+    """The number of undecided messages that are kept. The beginning of a larger transaction is read
+    again from the manifest when the transaction is decided."""
 
     def __init__(self, data_path_prefix: str, isolation: str = READ_COMMITTED) -> None:
         if isolation not in ISOLATION_LEVELS:
@@ -333,7 +337,7 @@ class ReadCommitted:
         if self._isolation == READ_UNCOMMITTED:
             return [] if is_acknowledgement(location, self._prefix) else [sequence]
         passes = self._transactions.offer(sequence, location)
-        # Names that are no message's are not parsed twice.
+        # Names that do not belong to a message are not parsed twice.
         parsed = parse_location(location, self._prefix) if "/message=" in location else None
         if parsed is None or parsed.message is None:
             return [sequence] if passes else []
@@ -357,8 +361,8 @@ class ReadCommitted:
             return []
         begin, end = sequencer.replay_range()
         if begin != end:
-            # All of it before the first is taken: an error here leaves the state as it was. A
-            # message without a clock was delivered when it was read.
+            # Read everything before the first message is taken, so that an error here leaves the
+            # state as it was. A message without a clock was delivered when it was read.
             again = []
             for sequence, location in replay(begin, end):
                 parsed = parse_location(location, self._prefix)
@@ -499,7 +503,7 @@ _NOTE = Sidecar(
 )
 
 _Noted = tuple[str, dict[str, int]]
-"""The queue's id; and of each batch its sequence, by the hash of its location."""
+"""The queue's id, and the sequence of each batch by the hash of its location."""
 
 
 def _encode(noted: _Noted) -> bytes:
@@ -528,17 +532,18 @@ def _hash(location: str) -> str:
 
 
 class Repeats:
-    """Tells which entries name a batch that was queued before: deliver it once (failure F41).
+    """A record of acknowledged batches that shows which new entries repeat them (failure F41).
 
-    A v1 writer without an answer appends the same location again; these later entries are repeats.
-    An entry that was acknowledged is no longer there to compare with. So before a consumer takes
-    acknowledged entries out, it notes the last :data:`MOST_NOTED`, the sequence of each by a hash
-    of its location, in ``<prefix>/_acknowledged.json`` (decision 0034)::
+    A v1 writer that got no answer appends the same location again. These later entries are repeats,
+    and the batch must be delivered once. An acknowledged entry has left the manifest, so a repeat
+    can no longer be compared with it. Therefore a consumer notes the last :data:`MOST_NOTED`
+    acknowledged entries before it dequeues them: the sequence of each, by a hash of its location,
+    in ``<prefix>/_acknowledged.json`` (decision 0034)::
 
         {"version": 1, "queue": "01J5...", "batches": {"m3Xk...": 41, "Zc0u...": 42}}
 
-    Batches of transactions and messages are left out: their names show what repeats them. Not
-    thread-safe.
+    Batches of transactions and messages are left out: their names show which entries repeat them.
+    Not thread-safe.
 
     Args:
         store: The store of the queue.
@@ -566,7 +571,11 @@ class Repeats:
         self._unnoted: deque[str] = deque()
 
     def load(self) -> None:
-        """Read what the consumers before this one noted; raises what reading raises."""
+        """Read the notes of earlier consumers.
+
+        Raises:
+            StorageError: The store did not answer.
+        """
         found = self._object.read()
         if isinstance(found, tuple) and self._queue_id in ("", found[0]):
             self._first = found[1] | self._first
@@ -591,24 +600,23 @@ class Repeats:
         return None
 
     def described(self, entries: Iterable[BatchDescriptor]) -> list[BatchDescriptor]:
-        """Return the next entries, in order, with :attr:`.BatchDescriptor.repeats`."""
+        """Return the next entries, in order, with :attr:`.BatchDescriptor.repeats` filled in."""
         found = ((each, self.first_of(each)) for each in entries)
         return [each if first is None else replace(each, repeats=first) for each, first in found]
 
     def forget(self, location: str) -> None:
-        """Forget a batch that is given up: should it be queued again, it is delivered."""
+        """Forget a batch that is given up. If it is queued again, it is delivered."""
         name = _hash(location)
         if self._first.pop(name, None) is not None and name in self._unnoted:
             self._unnoted.remove(name)
 
     def note(self, before: int) -> None:
-        """Note all described entries before a sequence; called before they leave the manifest.
+        """Note all described entries before a sequence. Call it before they leave the manifest.
 
-        If writing it is not allowed, a warning says what follows.
+        If this program may not write the note, it logs a warning with the consequence.
 
         Raises:
-            TransientStorageError: It is not known to be stored. Nothing may leave the manifest
-                then.
+            TransientStorageError: The note may not be stored. Nothing may leave the manifest then.
         """
         due = list(takewhile(lambda name: self._first.get(name, 0) < before, self._unnoted))
         new = {name: self._first[name] for name in due if name in self._first}
@@ -629,7 +637,7 @@ class Repeats:
         self.forget_before(before)
 
     def forget_before(self, sequence: int) -> None:
-        """Remember only the last :data:`MOST_NOTED` of the described entries before a sequence."""
+        """Keep only the last :data:`MOST_NOTED` of the described entries before a sequence."""
         while self._unnoted and self._first.get(self._unnoted[0], 0) < sequence:
             self._unnoted.popleft()
         known = len(self._first) - MOST_NOTED - len(self._unnoted)

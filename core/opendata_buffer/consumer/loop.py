@@ -1,4 +1,4 @@
-"""The ways to get the next batch: a call that waits, iteration, and both in asyncio."""
+"""Get the next batch: with a call that waits, by iteration, or with either of them in asyncio."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:  # pyarrow takes 0.2 s to import, which a planner does not nee
     from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 
 FIRST_POLL_S, MOST_POLL_S = 0.1, 1.0
-"""Seconds between two reads of the manifest while a consumer waits: doubled up to the second."""
+"""Seconds between two reads of the manifest while a consumer waits. They double from the first
+number up to the second."""
 
 
 class BatchLoop(Closeable):
-    """The ways to get the next batch, for consumers that know what is ready now."""
+    """The methods that get the next batch, for any consumer that knows which batch is ready now."""
 
     _runtime: Runtime
     _lock: Condition
@@ -50,34 +51,34 @@ class BatchLoop(Closeable):
         Raises:
             PoisonBatch: The batch is missing, unreadable or foreign. :meth:`.Consumer.skip` it.
             Fenced: Another consumer owns the queue.
-            DataLoss, QueueReset, CorruptManifest: It does not continue where it was.
+            DataLoss, QueueReset, CorruptManifest: The queue does not continue at the cursor.
             StorageError: The store did not answer.
-            Closed: The consumer was closed, also while this call waited.
+            Closed: The consumer was closed, before the call or while it waited.
         """
         found: ConsumedBatch | None = self._next_within(timeout, arrow=False)
         return found
 
     @checked
     def next_arrow_batch(self, timeout: float | None = 0.0) -> ArrowBatch | None:
-        """Return the next batch with its records as an Arrow array, without an object for each.
+        """Return the next batch with its records in an Arrow array, without Python objects.
 
-        Otherwise as :meth:`next_batch`.
+        The arguments and errors are those of :meth:`next_batch`.
         """
         found: ArrowBatch | None = self._next_within(timeout, arrow=True)
         return found
 
     @checked
     async def next_batch_async(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
-        """Return the next batch as :meth:`next_batch`, without blocking the event loop.
+        """Return the next batch as :meth:`next_batch` does, without blocking the event loop.
 
-        May be cancelled: the next call gets the batch that was under way.
+        The call may be cancelled. The next call then gets the batch that was being fetched.
         """
-        import asyncio  # Takes 20 ms, which a query's start does not need.
+        import asyncio  # Imported late: it takes 20 ms.
 
         until = None if timeout is None else self._runtime.monotonic() + timeout
         pause_s = FIRST_POLL_S
         while True:
-            if self._cancelled is not None:  # Its batch comes before the next one.
+            if self._cancelled is not None:  # its batch comes first
                 await asyncio.wait([self._cancelled])
             call = asyncio.ensure_future(asyncio.to_thread(self._take, arrow=False))
             try:
@@ -93,13 +94,13 @@ class BatchLoop(Closeable):
             pause_s = min(2 * pause_s, MOST_POLL_S)
 
     def __iter__(self) -> Iterator[ConsumedBatch]:
-        """Yield batch after batch; waits for the next one, and ends when the consumer is closed."""
+        """Yield batch after batch. Wait for the next one; stop when the consumer is closed."""
         with self._until_closed():
             while (batch := self.next_batch(None)) is not None:
                 yield batch
 
     async def __aiter__(self) -> AsyncIterator[ConsumedBatch]:
-        """Yield batches as iteration does, without blocking the event loop."""
+        """Yield batch after batch without blocking the event loop, until the consumer is closed."""
         with self._until_closed():
             while (batch := await self.next_batch_async(None)) is not None:
                 yield batch

@@ -1,13 +1,13 @@
-"""Take a queue over: claim it, find where to resume, and load what is needed to drop repeats.
+"""Take a queue over: claim it, find where to resume, and load the names that show repeats.
 
-The order of the steps is what keeps a failed start harmless:
+The order of the steps keeps a failed start harmless:
 
 1. Check the owner marker and the configuration. A consumer with the wrong configuration stops here,
-   before it fences the consumer that is running.
+   before it fences the running consumer.
 2. Compare the position with the queue's id and its range.
 3. Note the names of the acknowledged batches. The claim takes these out of the manifest.
-4. Claim the epoch. From here on the consumer before this one is fenced.
-5. Load the noted names of the batches that left the queue, and write down who reads it.
+4. Claim the epoch. From here on the previous consumer is fenced.
+5. Load the noted names of the batches that left the queue, and record the name of the new consumer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def take_over(
         store: The opened store of the queue.
         config: The consumer's configuration.
         runtime: Clock and threads.
-        position: The last position that is processed; None to start with the oldest queued batch.
+        position: The last processed position; None to start with the oldest queued batch.
         isolation: Which batches of transactions are delivered; None to ignore transactions.
         allow_data_loss: Log lost entries instead of raising ``DataLoss``.
         queue: The queue, if the caller has opened it; None to open it here.
@@ -83,10 +83,10 @@ def take_over(
         open_pause: Makes the queue's broker pause; None if no broker is asked.
 
     Raises:
-        InvalidInput: There is no queue, or it is a log and no reader is named.
-        QueueReset: The position is another queue's, or past the end of this one.
-        DataLoss: Entries after the position were dequeued by another program.
-        OpenDataBufferError: As :class:`.Consumer`.
+        InvalidInput: The queue does not exist, or it is a log and no reader is named.
+        QueueReset: The position belongs to another queue, or is past the end of this one.
+        DataLoss: Another program dequeued entries after the position.
+        OpenDataBufferError: See :class:`.Consumer`.
     """
     start = _claim_position(config, position, isolation)
     with start_deadline(config, runtime):
@@ -140,17 +140,17 @@ def open_queue(
     open_pause: OpenPause | None = None,
     resettable: bool = True,
 ) -> Queue | ReaderQueue:
-    """Return the queue as its one consumer has it; with ``config.reader``, as that reader has it.
+    """Return the queue for its only consumer; with ``config.reader``, the log for that reader.
 
     Args:
         store: The opened store of the queue.
         config: The consumer's configuration.
         runtime: Clock and threads.
-        claim: The queue's owner marker, which was just read; None if there is none.
+        claim: The queue's owner marker as it was just read; None if it does not exist.
         program: Name of the reading program.
         open_pause: Makes the queue's broker pause; None if no broker is asked.
         resettable: Let errors advise to reset the reader. This helps a program that takes its
-            position from the log, and not one that keeps its own.
+            position from the log, but not one that keeps its own.
 
     Raises:
         InvalidInput: The queue is a log, and no reader is named.
@@ -204,10 +204,10 @@ def check_data_loss(
         manifest: The manifest, or the view of the log, as it was just read.
         key: The key of the manifest or of the reader's position, for the error.
         allowed: Skip lost entries with a warning.
-        cause: Why entries may be lost, in a sentence.
+        cause: A sentence with the likely cause of a loss.
 
     Returns:
-        The cursors; moved to the oldest entry if entries are lost and that is allowed.
+        The cursors. If entries are lost and that is allowed, they are moved to the oldest entry.
 
     Raises:
         DataLoss: Entries are lost, and that is not allowed.
@@ -229,7 +229,7 @@ def check_data_loss(
 def count_between(begin: int, end: int, manifest: Manifest | LogView | None) -> int:
     """Return how many entries lie in [begin, end), by a manifest that was read.
 
-    Entries that a program took off a log without knowing that it is one do not count.
+    Entries that an old program took off a log, because it does not know logs, do not count.
     """
     if isinstance(manifest, LogView):
         return manifest.count(begin, end)
@@ -248,7 +248,7 @@ def warn_data_loss(key: str, needed: int, oldest: int) -> None:
 
 
 def start_deadline(config: QueueConfig, runtime: Runtime) -> AbstractContextManager[None]:
-    """Give the requests of one start or one close together the time that one change may take."""
+    """Limit all requests of a start or of a close together to the time that one change may take."""
     return deadline(runtime, config.timeout_ms / 1000 + LAST_READ_S)
 
 
@@ -258,7 +258,7 @@ def _claim_position(
     """Return the position to claim the queue at: before the entries of open transactions."""
     if isolation is None:
         return position
-    # Without a position, too: an unknown isolation level is refused before anything is claimed.
+    # Do this even without a position, to refuse an unknown isolation level before the claim.
     progress = QueueProgress(config.data_path_prefix, isolation, position=position)
     if position is None or not progress.first_needed:
         return None
@@ -302,13 +302,13 @@ def _note_acknowledged(repeats: Repeats, queue: Queue, last_acked: int) -> None:
 
 
 def _note_nothing(**fields: object) -> None:
-    """Stand in for the note of a log's reader, whose position says who reads."""
+    """Do nothing. A log's reader has no such note, because its position names the reader."""
 
 
 def _sequence_of(
     position: Position, queue: Queue | ReaderQueue, config: ConsumerConfig, url: str
 ) -> int:
-    """Return the sequence of a position, if it is one of this queue."""
+    """Return the sequence of a position after checking that it belongs to this queue."""
     own = queue.queue_id
     if position.queue_id and own and position.queue_id != own:
         raise QueueReset(
@@ -323,7 +323,7 @@ def _sequence_of(
 def _check_resumable(
     position: Position, queue: Queue | ReaderQueue, config: ConsumerConfig, url: str, end: int
 ) -> None:
-    """Check what the claim did not check of a position that follows transactions."""
+    """Check the parts of a position after transactions that the claim did not check."""
     if _sequence_of(position, queue, config, url) >= end:
         raise QueueReset(
             f"cannot resume {queue.key!r} after {position}: the queue ends at {end - 1}. Start "

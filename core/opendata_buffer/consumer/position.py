@@ -1,14 +1,15 @@
-"""Positions in a queue: the ones that a program saves, and how far a consumer has come; pure.
+"""Positions in a queue: those that a program saves, and the progress of a consumer. No I/O.
 
 The problem: a program saves with its results how far it has read. At its next start it must get
 every batch after that and none before. The number of the last entry is not enough. Transactions
 release batches late: an acknowledgement of a transaction releases all of its batches, and the
-program may stop in the middle of these. And batches of an open transaction lie before the position,
-and are delivered after it.
+program may stop in the middle of these. And batches of an open transaction lie before the position
+but are delivered after it.
 
-The idea: a position is the last entry whose batches are all processed, the number of batches of the
-next entry that are processed too, and the state of the rule of transactions at that entry. For
-example, producer A writes 0 and 2, and commits with entry 3; entry 1 has no transaction::
+The idea: a position has three parts. They are the last entry whose batches are all processed, the
+number of processed batches among those that the next entry releases, and the state of the rule of
+transactions at that last entry. For example, producer A writes 0 and 2, and commits with entry 3;
+entry 1 has no transaction::
 
     entry       0    1    2    3
     releases         1         0, 2
@@ -18,8 +19,9 @@ example, producer A writes 0 and 2, and commits with entry 3; entry 1 has no tra
     after batch 2 is processed     sequence 3, delivered 0
 
 What can go wrong: a reader that resumes needs the open transaction's entries again, from 0 on. So
-:attr:`QueueProgress.first_needed` says what must stay in the queue. Batches are processed in the
-order of delivery, and only the next one can be acknowledged: else a position would skip one.
+:attr:`QueueProgress.first_needed` tells which entries must stay in the queue. Batches are processed
+in the order of delivery, and only the next one can be acknowledged. Otherwise a position would skip
+a batch.
 """
 
 from __future__ import annotations
@@ -43,18 +45,18 @@ _PLAIN = re.compile(r"(?:([^\s:{]+):)?([0-9]{1,20})", re.ASCII)
 class Position:
     """A place in one queue, up to which everything is processed.
 
-    A sequence alone does not show that a queue was deleted and made again at the same place: the
-    first batches of the new one would be taken for processed (failure F4). So save this, in the
-    transaction that writes the records, and start the next consumer with it. It pickles, and
-    ``Position.parse(str(position)) == position``. If transactions are read it is a line of JSON,
-    otherwise::
+    A sequence alone does not show that a queue was deleted and created again at the same place. The
+    first batches of the new queue would then count as processed (failure F4). So save this object
+    in the transaction that writes the records, and start the next consumer with it. It can be
+    pickled, and ``Position.parse(str(position)) == position``. With transactions its string is a
+    line of JSON, otherwise::
 
         01JD5T4R3KXBMZ7QV9N2WG8Y00:41
 
     Attributes:
         queue_id: The queue's id; empty for a queue whose owner marker has none.
         sequence: The last entry of the manifest whose batches are all processed.
-        delivered: How many of the batches that the next entry releases are processed too: the end
+        delivered: How many of the batches that the next entry releases are processed too. The end
             of a transaction releases all of its batches.
         transactions: Writers and open transactions there, as :meth:`.ReadCommitted.to_dict`.
     """
@@ -80,7 +82,7 @@ class Position:
     @classmethod
     @checked
     def parse(cls, text: str) -> Position:
-        """Read what ``str`` printed. A bare sequence is a position in whatever queue is there.
+        """Parse the result of ``str``. A bare sequence is a position in whatever queue is there.
 
         Raises:
             InvalidInput: The text is not a position.
@@ -127,12 +129,13 @@ class Position:
 class Cursors:
     """The cursors of one consumer, and the unacknowledged sequences that were ``skipped``.
 
-    Three cursors, each the sequence that comes next, move over the queue in this order::
+    There are three cursors. Each is the sequence that comes next, and they move over the queue in
+    this order::
 
         dequeued ............ acknowledged ............ handed out ............ end of queue
                   next_dequeue              next_ack                 next_hand_out
 
-    Every move returns a new value or raises, so a failed write leaves the value before it.
+    Every move returns a new value or raises, so a failed write leaves the earlier value in place.
     """
 
     next_dequeue: int
@@ -147,17 +150,17 @@ class Cursors:
 
     @property
     def last_acked(self) -> int | None:
-        """The last acknowledged sequence; None when there is none before the cursor."""
+        """The last acknowledged sequence; None before the first."""
         return self.next_ack - 1 if self.next_ack else None
 
     @property
     def last_handed_out(self) -> int | None:
-        """The last sequence handed out; None when there is none before the cursor."""
+        """The last sequence handed out; None before the first."""
         return self.next_hand_out - 1 if self.next_hand_out else None
 
     @property
     def undequeued(self) -> int:
-        """Acknowledged entries that the manifest still lists."""
+        """The number of acknowledged entries that the manifest still lists."""
         return self.next_ack - self.next_dequeue
 
     @property
@@ -169,7 +172,12 @@ class Cursors:
         return found
 
     def hand_out(self, through: int, repeats: Iterable[int] = ()) -> Cursors:
-        """Sequences up to and including ``through`` were handed out, ``repeats`` are skipped."""
+        """Return the cursors after ``through`` and all before it were handed out.
+
+        Args:
+            through: The last sequence that was handed out.
+            repeats: Those among them that count as skipped.
+        """
         return replace(
             self,
             next_hand_out=max(self.next_hand_out, through + 1),
@@ -177,7 +185,7 @@ class Cursors:
         )
 
     def skip(self, sequence: int) -> Cursors:
-        """Give up one sequence: the next to be handed out, or one that was and is not acked."""
+        """Give up one sequence: the next one, or one that was handed out and not acknowledged."""
         if not self.next_ack <= sequence <= self.next_hand_out:
             raise InvalidInput(
                 f"cannot skip sequence {sequence}: only {self._range(self.next_hand_out)} can be "
@@ -190,7 +198,7 @@ class Cursors:
         )
 
     def ack(self, sequence: int) -> Cursors:
-        """Acknowledge the next sequence and no other (failure F26); skipped ones are passed."""
+        """Acknowledge the next sequence and no other (failure F26). Skipped ones are passed."""
         self._check(sequence)
         missing = next(
             (each for each in range(self.next_ack, sequence) if each not in self.skipped), None
@@ -252,7 +260,7 @@ class Cursors:
 
 @dataclass(slots=True)
 class _Offered:
-    """An entry of which not all released batches are processed."""
+    """An entry with released batches that are not all processed yet."""
 
     sequence: int
     location: str
@@ -260,26 +268,26 @@ class _Offered:
     processed: int = 0
     skipped: set[int] = field(default_factory=set)
     repeats: bool = False
-    """Whether its batch was queued before: no rule needs to see it."""
+    """Whether its batch was queued before. Such an entry does not change the state of any rule."""
     acked: bool = False
-    """Whether its last batch was acknowledged, so that a saved position is behind the entry."""
+    """Whether its last batch was acknowledged, so that a saved position is past the entry."""
 
     @property
     def done(self) -> bool:
         return self.processed == len(self.released)
 
     def move(self, by: int) -> None:
-        """So many more batches are processed; skipped ones need no acknowledgement."""
+        """Count ``by`` more batches as processed. Skipped ones need no acknowledgement."""
         self.processed += by
         while not self.done and self.released[self.processed] in self.skipped:
             self.processed += 1
 
 
 class QueueProgress:
-    """How far one queue is delivered and processed, for a reader that follows transactions.
+    """The progress of delivery and processing in a queue, for a reader that uses transactions.
 
-    One copy of the rule is at the entry that is offered next, and another at the last processed
-    entry; positions have the state of the second. Not thread-safe.
+    It keeps the rule's state at two places: at the entry that is offered next, and at the last
+    processed entry. Positions contain the state of the second place. Not thread-safe.
 
     Args:
         prefix: The queue's data prefix.
@@ -304,8 +312,8 @@ class QueueProgress:
         self._offered: deque[_Offered] = deque()
         self.kept_from = self.first_needed
         """The first sequence that must stay in the manifest for positions, which are saved with
-        batches. Markers and rolled back batches behind the last acknowledged one must stay: to
-        a reader that resumes, their absence would look like a loss."""
+        batches. Markers and rolled-back batches after the last acknowledged one must stay, because
+        a reader that resumes would take their absence for a loss."""
 
     @property
     def idle(self) -> bool:
@@ -314,7 +322,7 @@ class QueueProgress:
 
     @property
     def first_needed(self) -> int:
-        """The first sequence that a reader needs which resumes at :meth:`position`."""
+        """The first sequence that a reader needs if it resumes at :meth:`position`."""
         return self._behind.stable_end(self._next_processed)
 
     def offer(
@@ -322,7 +330,7 @@ class QueueProgress:
     ) -> list[int]:
         """Return the sequences to deliver now that this next entry is known, in order.
 
-        Entries that are missing before it count as lost, and those before the position are ignored.
+        Missing entries before it count as lost. Entries before the position are ignored.
 
         Args:
             sequence: The entry's sequence.
@@ -379,7 +387,7 @@ class QueueProgress:
             )
 
     def skip(self, sequence: int, replay: Replay) -> None:
-        """Skip a delivered batch: it needs no acknowledgement any more."""
+        """Skip a delivered batch. It needs no acknowledgement any more."""
         for each in self._offered:
             if sequence in each.released[each.processed :]:
                 each.skipped.add(sequence)
@@ -418,7 +426,7 @@ class QueueProgress:
         return self._position(queue_id, last, 0, behind)
 
     def prune(self, now_ms: int) -> None:
-        """See :meth:`.ReadCommitted.prune`."""
+        """Forget old writers; see :meth:`.ReadCommitted.prune`."""
         self._ahead.prune(now_ms)
         self._behind.prune(now_ms)
 

@@ -1,7 +1,7 @@
-"""Read a queue without consuming it: nothing is claimed, acknowledged, collected or written.
+"""Read a queue without consuming it. Nothing is claimed, acknowledged, collected or written.
 
 Entries that were handed out here stay readable until the collector deletes their objects. An entry
-that the queue's consumer dequeues first is lost to this reader, which reports that as ``DataLoss``
+that the queue's consumer dequeues first is lost to this reader, which raises ``DataLoss`` for it
 (failure F28).
 """
 
@@ -57,7 +57,7 @@ class ReadOnlyReader:
         self._repeats: Repeats | None = None
         self._cursors: Cursors | None = None
         self.next_sequence = 0
-        """What the next appended batch will get, by the manifest that was read last."""
+        """The sequence that the next appended batch gets, by the manifest as it was last read."""
         self._log = Log(store, config, runtime)
         self._view: Manifest | LogView | None = None
 
@@ -65,8 +65,8 @@ class ReadOnlyReader:
         """Return the manifest as it is now; None if the queue was never created.
 
         Raises:
-            QueueReset: It vanished or went backwards since the last read; or, by the owner marker,
-                before that. With ``allow_data_loss`` the marker is not read.
+            QueueReset: The manifest vanished or went backwards since the last read or, by the owner
+                marker, before that. With ``allow_data_loss`` the marker is not read.
         """
         manifest = self._queue.read()
         if manifest is None and not self._marker_checked and not self._allow_data_loss:
@@ -78,11 +78,11 @@ class ReadOnlyReader:
         return manifest
 
     def view(self, needed: int | None = None) -> Manifest | LogView:
-        """Return the queue as it is now; of a log all that it keeps.
+        """Return the queue as it is now; for a log, everything that it keeps.
 
         Args:
-            needed: The first sequence that is to be read; None for the oldest. The index of a log
-                is read after the manifest, once, and again if this sequence is not in the manifest.
+            needed: The first sequence to be read; None for the oldest. The index of a log is read
+                once, after the manifest, and again if this sequence is not in the manifest.
         """
         manifest = self.find() or Manifest.empty()
         index = self._log.last_seen
@@ -96,7 +96,7 @@ class ReadOnlyReader:
         """Return the manifest as it is now.
 
         Raises:
-            InvalidInput: There is no queue.
+            InvalidInput: The queue does not exist.
         """
         manifest = self.find()
         if manifest is None:
@@ -104,11 +104,11 @@ class ReadOnlyReader:
         return manifest
 
     def seek(self, sequence: int | None) -> None:
-        """Hand out entries from ``sequence`` on, or from the oldest.
+        """Hand out entries from ``sequence`` on; None starts with the oldest.
 
         Raises:
-            QueueReset: The queue ends before it.
-            DataLoss: The queue begins after it.
+            QueueReset: The queue ends before ``sequence``.
+            DataLoss: The queue begins after ``sequence``.
         """
         manifest = self.view(sequence)
         begin = manifest.first_sequence if sequence is None else sequence
@@ -119,14 +119,14 @@ class ReadOnlyReader:
         self.next_sequence = manifest.next_sequence
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
-        """Return the next entries, at most ``max``, without repeats; fetches nothing."""
+        """Return up to ``max`` next entries, without repeats and without fetching their batches."""
         while entries := self.next_entries(max):
             if found := [each for each in entries if each.repeats is None]:
                 return found
         return []
 
     def next_entries(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
-        """Return the next entries, at most ``max``, by one read of the manifest."""
+        """Return up to ``max`` next entries, with one read of the manifest."""
         needed = None if self._cursors is None else self._cursors.next_hand_out
         manifest = self.view(needed)
         if self._repeats is None:
@@ -142,7 +142,7 @@ class ReadOnlyReader:
         return found
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
-        """Return exactly the entries [begin, stop), from the manifest that was read last.
+        """Return exactly the entries [begin, stop), from the manifest as it was last read.
 
         Raises:
             DataLoss: Some of them were dequeued.
@@ -170,11 +170,11 @@ class ReadOnlyReader:
         return None if self._cursors is None else self._cursors.last_handed_out
 
     def count(self, begin: int, end: int) -> int:
-        """Return how many entries lie in [begin, end), as :meth:`.EntryConsumer.count`."""
+        """Return how many entries lie in [begin, end); see :meth:`.EntryConsumer.count`."""
         return count_between(begin, end, self._view)
 
     def close(self) -> None:
-        """Do nothing: this reader holds nothing."""
+        """Do nothing, because this reader holds nothing."""
 
     def _check_data_loss(self, cursors: Cursors, manifest: Manifest | LogView) -> Cursors:
         return check_data_loss(
