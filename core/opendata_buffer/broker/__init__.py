@@ -1,18 +1,19 @@
-"""One process appends for many: brokered group commit, found through the queue itself.
+"""The broker: one process that appends for many producers and assigns batches to workers.
 
-Producers upload their batches and send only the manifest's entries to the broker, which writes
-them for all producers with one compare-and-swap at a time and answers after that has landed. It
-also hands batches to workers. The broker keeps nothing that storage does not have: when brokers
-die, double or pause, the compare-and-swap on the manifest decides.
+Producers upload their batches themselves and send only the manifest entries to the broker. The
+broker appends the entries of all producers with one compare-and-swap at a time, and answers once
+that write has landed. It also assigns batches to workers. Clients find the broker through an object
+next to the queue. The broker has no state that is not also in storage. So a broker may die or
+pause, or two may run at the same time: the compare-and-swap on the manifest still decides.
 
 ``protocol``          handshake, messages, and the proof of the right to write
 ``tls``               TLS for both ends, and the broker's certificate
 ``network``           WebSockets of clients, and the port of a broker
 ``client``            ``_broker.json``: which broker serves; and a connection to it
-``committer``         finds the broker, appends through it or alone, and asks it for pauses
-``broker``            appends for all clients; their sessions
-``election``          which of several processes serves
-``claims``            which worker holds which batch, pure
-``dispatcher``        hands the queue's batches to workers, in rounds
+``committer``         finds the broker, appends through it or directly, and asks it for pauses
+``broker``            appends for all clients, and keeps their sessions
+``election``          decides which of several processes serves
+``claims``            which worker holds which batch; pure functions of a value
+``dispatcher``        assigns the queue's batches to workers, in rounds
 ``worker``            claims batches and works on them
 """

@@ -1,7 +1,33 @@
-"""A broker without its network: group commit for all its clients, and their sessions.
+"""Append for all clients of a queue, in groups, without knowing the network.
 
-While one compare-and-swap is in flight, requests of all clients queue up; the next one appends them
-all. One thread writes; sessions are called back with the answers, never before it has landed.
+A queue has one manifest, and each append replaces it by a compare-and-swap. With many producer
+processes most of these writes lose their race, and each lost race costs a read and another write. A
+broker avoids that: clients send it their entries, and it is the only process that writes.
+
+**Group commit.** While one compare-and-swap is in flight, requests of all clients wait in a list.
+The next compare-and-swap appends all of them. So the cost of a write is shared, and more clients
+make larger groups instead of more writes::
+
+    client A   append a1 ──┐                    ┌── done, sequence 10
+    client B   append b1 ──┼── one write ───────┼── done, sequence 11
+    client C   append c1 ──┘  [a1, b1, c1]      └── done, sequence 12
+
+One thread writes. It calls the sessions with their answers after the write has landed, and never
+earlier.
+
+**Things that can go wrong:**
+
+* A client waits too long, gives the broker up and asks another one. Both could then append the same
+  entries. So every request has a deadline by this broker's own clock, and the guard of each write
+  checks it on every attempt (:mod:`opendata_buffer.broker.protocol`).
+* A client repeats a request whose outcome it does not know. The guard first searches the manifest
+  for the earlier attempt (:func:`find_earlier_attempt`).
+* Storage does not say whether a write landed. The broker answers ``lost``, and the client
+  searches for its entries with its next request.
+* Another process writes the manifest itself, and would lose every race against a broker that writes
+  from memory. It asks the broker for a pause (:class:`.WriteFairness`).
+* A second broker runs. Both lose races, and the older one reads the discovery record and steps
+  down.
 """
 
 from __future__ import annotations
@@ -30,19 +56,20 @@ Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
 
 MAX_WAITING_ENTRIES = 100_000
-"""Entries that wait for the next compare-and-swap, of all sessions; more are refused."""
+"""Most entries of all sessions that wait for the next compare-and-swap; more are refused as
+``busy``."""
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""The same for the bytes of their messages: metadata may be large."""
+"""Most bytes of their messages, a limit of its own because metadata may be large."""
 
 FRESH_S = 0.2
-"""A manifest that was written so recently is not read again to see what is new in it."""
+"""Seconds. A manifest that this process wrote less than this ago is not read again."""
 
 _READS = {"written", "ping", "stats"}
-"""What a client may send that can only read the queue: ``status``, or a broker that stands by."""
+"""Requests of a client that can only read the queue: ``status``, or a broker that stands by."""
 
 _EXPIRED = -1
-"""A guard's answer: some requests of the group became too old to be appended."""
+"""The guard's answer when some requests of the group have become too old to be appended."""
 
 _ANSWERED_LATER = {"written", "append", "claim", "finish", "pause"}
 
@@ -50,13 +77,27 @@ _ANSWERED_LATER = {"written", "append", "claim", "finish", "pause"}
 def find_earlier_attempt(
     queue: Queue, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], int | None]:
-    """A guard for :meth:`.Queue.append` that returns the first sequence of an earlier attempt, at
-    ``since`` or later. An attempt that lands later makes this one lose its race and read again.
-    CommitStateUnknown where a consumer dequeued entries among which the attempt may be.
+    """Return a guard for :meth:`.Queue.append` that searches for an earlier attempt.
+
+    An earlier attempt that lands after the search makes this write lose its race, and the guard is
+    called again with the newer manifest.
+
+    Args:
+        queue: The queue to append to.
+        entries: The entries of the append.
+        since: First sequence at which the earlier attempt may have landed.
+
+    Returns:
+        A guard that returns the first sequence of the earlier attempt, or None if it has not
+        landed.
+
+    Raises:
+        CommitStateUnknown: Raised by the guard: a consumer dequeued entries at sequences where the
+            attempt may have been.
     """
 
     def guard(before: Manifest) -> int | None:
-        # The last entry, because a consumer dequeues an append from its front.
+        # Search for the last entry: a consumer dequeues from the front, so it is the last to go.
         last = before.find(entries[-1].location)
         if last is not None:
             return last - len(entries) + 1
@@ -80,8 +121,11 @@ def find_earlier_attempt(
 def in_order(
     method: Callable[Concatenate[SharedQueue, Parameters], T],
 ) -> Callable[Concatenate[SharedQueue, Parameters], T]:
-    """Run one of these methods of an object at a time, in the order of the calls. With a lock
-    instead, a thread that comes back at once may get it again and again."""
+    """Wrap methods so that their calls run one at a time, in the order of the calls.
+
+    A lock does not keep the order: a thread that comes back at once may get it again and again,
+    while others wait.
+    """
 
     @wraps(method)
     def run(self: SharedQueue, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> T:
@@ -102,13 +146,18 @@ def in_order(
 
 
 class SharedQueue(Queue):
-    """The queue of a broker: one thread appends for producers, another one acknowledges. With a
-    queue each, the latter would read first, and lose every race against the one that writes from
-    memory. Here each call waits for those before it, and both write from memory."""
+    """The queue that a broker and its dispatcher share.
 
-    # No other process writes it as often as this process: what it remembers is seldom out of date.
+    One thread appends for producers, and another acknowledges for workers. If each had a queue of
+    its own, the acknowledging thread would read first and lose every race against the appending
+    thread, which writes from memory. Here each call waits for the calls before it, and both write
+    from memory.
+    """
+
+    # This process writes the manifest more often than any other, so its memory is seldom outdated.
     _changes_from_memory = True
-    # A client that was cut off asks another broker, while this one may still write its request.
+    # A client that lost its connection asks another broker, while this one may still write its
+    # request.
     _joins_others = True
 
     def __init__(
@@ -137,17 +186,22 @@ class SharedQueue(Queue):
     _read = in_order(Queue.read)
 
     def read(self) -> Manifest | None:
-        """See :meth:`Queue.read`; what this process wrote just now is not read again."""
+        """See :meth:`Queue.read`; return the last manifest if this process just wrote it."""
         if self._runtime.monotonic() - self._written_at < FRESH_S:
             return self.last_seen
         return self._read()
 
 
 class Broker:
-    """The broker of one queue, which only its dispatcher shares with it.
+    """The broker of one queue.
 
-    Entries must lie below ``data_path_prefix``. ``on_conflict`` is called after a write that lost a
-    race: another broker may be at work. Without a ``dispatcher`` it hands out no batches.
+    Args:
+        store: The queue's store.
+        queue: The queue; only the broker and its dispatcher use this object.
+        runtime: Clock and threads.
+        data_path_prefix: The prefix that all locations must be below.
+        on_conflict: Called after a write that lost a race: another broker may be at work.
+        dispatcher: Assigns batches to workers. Without one, the broker hands out no batches.
     """
 
     def __init__(
@@ -171,20 +225,24 @@ class Broker:
         """Entries that wait for the next write."""
         self._bytes = 0
         self.next_sequence = 0
-        """The queue's end, as far as the broker knows; the real one is not below it."""
+        """The end of the queue as far as the broker knows. The real end is the same or higher."""
         self._leaving = False
         self._fairness = WriteFairness(runtime.random)
         self._pause_requests: list[protocol.PauseRequest] = []
         self._task: Task | None = None
         self.sessions = 0
-        """Connections that have shaken hands."""
+        """Number of connections that have finished their handshake."""
         self.commits = 0
         self.appended = 0
         self.pauses = 0
         self._since = runtime.monotonic()
 
     def start(self) -> None:
-        """Read the queue's end and begin to serve; raises what reading the manifest raises."""
+        """Read the queue's end and begin to serve.
+
+        Raises:
+            OpenDataBufferError: The manifest could not be read, as :meth:`.Queue.read`.
+        """
         manifest = self._queue.read()
         self.next_sequence = 0 if manifest is None else manifest.next_sequence
         self.proofs.clear()
@@ -195,7 +253,11 @@ class Broker:
         self._task = self.runtime.spawn(self._run, "opendata-buffer-broker")
 
     def stop(self, timeout: float | None = None) -> None:
-        """Refuse waiting and later requests; end after the write in flight."""
+        """Refuse waiting and later requests, and end after the write in flight.
+
+        Args:
+            timeout: Seconds to wait for the threads; None waits without a limit.
+        """
         with self._condition:
             self._leaving = True
             self._condition.notify_all()
@@ -207,11 +269,19 @@ class Broker:
             self._task.join(timeout)
 
     def clock(self) -> list[float]:
-        """The clock that every message carries."""
+        """Return the clock that every message of this broker carries."""
         return protocol.clock_body(Moment.now(self.runtime))
 
     def submit(self, request: protocol.AppendRequest, message_bytes: int) -> None:
-        """Append the entries in the next write, and answer."""
+        """Take an append for the next write; its answer follows once that write has landed.
+
+        A request above :data:`MAX_WAITING_ENTRIES` or :data:`MAX_WAITING_BYTES` is refused as
+        ``busy``. A broker that is leaving refuses as ``moved``.
+
+        Args:
+            request: The entries to append.
+            message_bytes: Size of the client's message.
+        """
         size = len(request.entries)
         with self._condition:
             if self._leaving:
@@ -239,7 +309,7 @@ class Broker:
         request.respond("refused", why="moved")
 
     def stats(self) -> protocol.Body:
-        """Counters for ``status`` and metrics."""
+        """Return the counters for ``status`` and metrics."""
         return {
             "clients": self.sessions,
             "waiting": self.entries_waiting,
@@ -258,7 +328,8 @@ class Broker:
                 while not self._waiting and not self._leaving and not self._pause_requests:
                     self._condition.wait()
                 asking, self._pause_requests = self._pause_requests, []
-            # What waits is written between two pauses, however many clients ask for a pause.
+            # Write the waiting requests between two pauses, however many clients ask for a pause:
+            # otherwise the pauses could follow each other without end.
             self._pause_for(asking)
             with self._condition:
                 group, self._waiting = self._waiting, []
@@ -277,7 +348,7 @@ class Broker:
             try:
                 self._commit(group, read_first)
             except Exception as error:
-                # A thread that dies would leave every client waiting until it gives up.
+                # If this thread ended, every client would wait until its timeout.
                 log.exception("group commit failed")
                 self._fail(group, error)
             now = self.runtime.monotonic()
@@ -288,7 +359,7 @@ class Broker:
             self._pause_until(now + self._fairness.pause(now))
 
     def _pause_for(self, asking: Sequence[protocol.PauseRequest]) -> None:
-        """Let all clients write that have asked for it, together for as long as each needs."""
+        """Pause once for all clients that have asked, for the sum of their writes."""
         if not asking:
             return
         self.pauses += 1
@@ -305,13 +376,13 @@ class Broker:
     def _commit(self, group: Sequence[protocol.AppendRequest], read_first: bool) -> None:
         for each in group:
             if each.since is not None:
-                # In a write of its own: the guard answers for the write as a whole.
+                # Use a separate write: a guard's answer applies to the whole write.
                 self._append([each], read_first)
                 read_first = False
         self._append([each for each in group if each.since is None], read_first)
 
     def _append(self, group: Sequence[protocol.AppendRequest], read_first: bool) -> None:
-        """Append requests in one write, in order; answer each."""
+        """Append requests in one write, in order, and answer each of them."""
         while group := self._without_late(group):
             entries = [entry for each in group for entry in each.entries]
             try:
@@ -322,7 +393,7 @@ class Broker:
                 if len(group) == 1:
                     self._fail(group, error)
                     return
-                # Half of them may fit; all together do not, even into an empty queue.
+                # Together they do not fit, even into an empty queue. Half of them may.
                 half = len(group) // 2
                 self._append(group[:half], read_first)
                 group, read_first = group[half:], False
@@ -352,8 +423,8 @@ class Broker:
         search = None if since is None else find_earlier_attempt(self._queue, entries, since)
 
         def guard(before: Manifest) -> int | None:
-            # On each attempt: while the last one was on its way, a client may have waited long
-            # enough to ask another broker.
+            # Check on each attempt: while the last attempt was on its way, a client may have
+            # waited long enough to ask another broker.
             now = Moment.now(self.runtime)
             if any(each.is_late(now) for each in group):
                 return _EXPIRED
@@ -374,8 +445,11 @@ class Broker:
         return kept
 
     def _may_be_found(self, error: CommitStateUnknown) -> bool:
-        """Whether the next attempt can find out: nothing was dequeued where the append may be. The
-        requests became too old while storage did not answer, and their clients ask again."""
+        """Return whether the client's next attempt can find out if the entries were appended.
+
+        It can if no entry was dequeued where the append may be. The requests became too old while
+        storage did not answer, so their clients ask again.
+        """
         seen = self._queue.last_seen
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence
@@ -388,7 +462,7 @@ class Broker:
         for each in group:
             own = error
             if isinstance(error, CommitStateUnknown):
-                # Of the group's locations each client gets its own.
+                # Tell each client its own locations, and not those of the whole group.
                 locations = tuple(entry.location for entry in each.entries)
                 own = CommitStateUnknown(
                     error.key, error.sequence, locations, error.next_sequence, error.reason
@@ -397,10 +471,14 @@ class Broker:
 
 
 class Session:
-    """One client's connection, without the network: does what each message asks for.
+    """One client's connection, without the network: carries out each request that arrives.
 
-    ``send`` takes the body of an answer from any thread, and must not block. A client that has not
-    shown that it may write gets counters, and nothing else.
+    A client that has not shown that it may write gets counters, and nothing else.
+
+    Args:
+        broker: The broker that serves the client.
+        end: The broker's end of the handshake.
+        send: Takes the body of an answer, from any thread. It must not block.
     """
 
     def __init__(
@@ -415,15 +493,23 @@ class Session:
         self._closed = False
         self._has_written = False
         self.may_write = False
-        """Whether the client has shown that it may write in the queue."""
+        """Whether the client has shown that it may write to the queue."""
 
     def admit(self, prove: bytes) -> None:
-        """Check the client's part of the handshake; its messages may follow."""
+        """Check the client's part of the handshake; its messages may follow.
+
+        Raises:
+            ProtocolError: The client does not know the secret, or speaks another version.
+        """
         self._end.admit(prove)
         self._broker.sessions += 1
 
     def received(self, message: bytes) -> None:
-        """Do what the client's next message asks for, or nothing where it raises ProtocolError."""
+        """Carry out the request in the client's next message.
+
+        Raises:
+            ProtocolError: The message is not valid or not allowed. Nothing was done.
+        """
         body = self._end.decode(message)
         op = str(body.get("op"))
         if not self.may_write and op not in _READS:
@@ -458,8 +544,8 @@ class Session:
             case "finish":
                 self._dispatcher(body).submit(protocol.parse_finish(body, self._answer))
             case "beat":
-                # Answered: a worker relies on its claims by answered heartbeats only, and concludes
-                # from missing answers that a broker is gone.
+                # Answer heartbeats. A worker relies on a claim only while its heartbeats are
+                # answered, and concludes from missing answers that the broker is gone.
                 lives = self._dispatcher(body).beat(protocol.parse_beat(body))
                 answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
                 self._send_answer({**answer, "n": protocol.whole(body, "n")})
@@ -469,7 +555,7 @@ class Session:
                     protocol.PauseRequest(protocol.whole(body, "n"), self._answer, writes)
                 )
             case "renew":
-                # Appends that still wait, by a later clock that the client received.
+                # The client still waits for these appends, and has received a later clock.
                 numbers, heard = protocol.parse_renewal(body), protocol.moment_of(body.get("clock"))
                 with self._lock:
                     for number in numbers:
@@ -502,7 +588,7 @@ class Session:
         self._send_answer(body)
 
     def close(self) -> None:
-        """The connection has ended: answers are dropped."""
+        """Note that the connection has ended; later answers are dropped."""
         with self._lock:
             if self._closed:
                 return

@@ -1,17 +1,32 @@
-"""The claims of workers: the value of ``<prefix>/_claims.json`` and its rules. Pure.
+"""Keep track of which worker holds which batch: ``<prefix>/_claims.json`` and its rules.
 
-Batches are handed out oldest first, each to one worker at a time, and again when its worker
-releases it or sends no heartbeat. A batch that is done in the middle waits for those before it: the
-queue can only be dequeued from its front, so the **frontier** is the first batch that is not done.
+Several workers share a queue. Each batch has to go to one worker at a time, and to another worker
+if the first one dies. A queue, however, can only be dequeued from its front, while workers finish
+their batches in any order. So the broker writes down which batches are claimed and which are done.
+This module has no storage and no threads: every change returns a new value.
 
-::
+A batch is handed out oldest first. It is handed out again when its worker releases it or stops
+sending heartbeats. A batch that is done waits for all batches before it. The **frontier** is the
+first batch that is not done; everything before it can be dequeued::
 
-    waiting ──claim──> claimed ──done──> done ──> below the frontier, dequeued
+    waiting ──claim──> claimed ──done──> done ──> before the frontier, dequeued
        ^                  │ release (back-off), lapse (no heartbeat)
        └──────────────────┘ reject, or max_deliveries reached: to the quarantine, then done
 
-The time when a claim lapses is not stored: a successor cannot compare its clock with its
-predecessor's, so every worker gets its full timeout again.
+For example, workers hold batches 5, 6 and 7. After 6 is done, the frontier is still 5 and ``done``
+is {6}. After 5 is done, too, the frontier moves to 7, and 5 and 6 are dequeued.
+
+**Things that can go wrong:**
+
+* A worker is slow instead of dead, and finishes after its claim has lapsed. Each claim has a token
+  of its own, so the late request does not match the new claim and is refused.
+* The broker dies. Its successor reads this object and goes on. The time at which a claim lapses is
+  not stored, because a successor cannot compare its clock with its predecessor's: every worker gets
+  its full timeout again.
+* Two dispatchers write. The object names the epoch of the manifest under which it is valid, so the
+  older one notices that it was replaced.
+* One batch is never finished while thousands after it are. The object is bounded by
+  :data:`MAX_OPEN`; at that number, no further batch is handed out.
 """
 
 from __future__ import annotations
@@ -26,22 +41,27 @@ from opendata_buffer.queue.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Condition, locked
 
 MAX_OPEN = 50_000
-"""Batches beyond the frontier that are claimed, done or were handed out before. While there are as
-many, no further batch is handed out: the object must not grow without end."""
+"""Most batches from the frontier on that are claimed, done or were handed out before. At this
+number no further batch is handed out, because the object must not grow without limit."""
 
 MAX_NAME_BYTES = 202
-"""Bytes of a worker's name in JSON: ``MAX_OPEN`` claims must not be too large to be read."""
+"""Most bytes of a worker's name in JSON, so that ``MAX_OPEN`` claims can still be read."""
 
 LATE_S = 0.5
-"""Seconds. A dispatcher that checks a claim so long after its end was suspended or waited for
-storage, and may have missed heartbeats. It then gives the worker the full timeout again, once."""
+"""Seconds. If a dispatcher checks a claim this long after its end, the dispatcher was suspended or
+waited for storage, and may have missed heartbeats. It then gives the worker the full timeout again,
+once."""
 
 MOST_TOKENS = 100_000
-"""Tokens of one heartbeat."""
+"""Most tokens of one heartbeat that are noted."""
 
 
 def claims_kind(queue: str) -> Sidecar:
-    """The kind of the claims of one queue, named as commands take it."""
+    """Return the kind of the claims object, with hints that name the queue.
+
+    Args:
+        queue: The queue as commands take it, such as its URL.
+    """
     return Sidecar(
         "the record of workers' claims",
         f"'opendata-buffer fsck {queue} --repair' saves its bytes beside it and removes it: then "
@@ -54,15 +74,20 @@ CLAIMS = claims_kind("STORE")
 
 
 def claims_key(data_path_prefix: str, reader: str = "") -> str:
-    """The key of the claims of a queue, or of one reader of a log."""
+    """Return the key of the claims of a queue, or of one reader of a log."""
     own = f"_readers/{reader}/claims.json" if reader else "_claims.json"
     return f"{data_path_prefix}/{own}"
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimHolder:
-    """The worker that holds a batch: its name, for people; the ``token`` that was drawn for this
-    claim alone; and the time without a heartbeat after which another worker gets the batch."""
+    """The worker that holds a batch.
+
+    Attributes:
+        worker: Its name, for people.
+        token: The number that was drawn for this claim alone.
+        timeout_ms: Milliseconds without a heartbeat after which another worker gets the batch.
+    """
 
     worker: str
     token: int
@@ -71,11 +96,16 @@ class ClaimHolder:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims of one queue, valid under one ``epoch`` of the manifest.
+    """The claims of one queue. A value: changes return a new one.
 
-    ``frontier`` is the first batch that is not done, ``done`` are batches beyond it, ``held`` those
-    that are claimed. ``deliveries`` counts how often each unfinished batch was handed out, if ever,
-    ``tokens`` those drawn so far. ``queue`` is the id of the queue, empty where it has none.
+    Attributes:
+        epoch: Epoch of the manifest under which the claims are valid.
+        frontier: The first batch that is not done.
+        tokens: How many tokens have been drawn so far.
+        held: The claimed batches, by sequence.
+        done: The batches after the frontier that are done.
+        deliveries: How often each unfinished batch was handed out, if it ever was.
+        queue: Id of the queue; empty if it has none.
     """
 
     epoch: int
@@ -87,15 +117,28 @@ class Claims:
     queue: str = ""
 
     def adopted(self, epoch: int, queue: str, first_sequence: int) -> Claims:
-        """The claims as a new dispatcher takes them over. Those of a deleted queue are dropped."""
+        """Return the claims as a new dispatcher takes them over.
+
+        The claims of a queue that was deleted meanwhile are dropped.
+
+        Args:
+            epoch: The new dispatcher's epoch.
+            queue: Id of the queue.
+            first_sequence: First batch that is still in the queue.
+        """
         if self.queue and self.queue != queue:
             return Claims(epoch, first_sequence, tokens=self.tokens, queue=queue)
         return replace(self, epoch=epoch, queue=queue).dequeued_to(first_sequence)
 
     def free(self, end: int, resting: Iterable[int] = ()) -> list[int]:
-        """Batches before ``end`` that can be handed out, oldest first; not those in ``resting``."""
+        """Return the batches that can be handed out, oldest first.
+
+        Args:
+            end: Only batches before this sequence.
+            resting: Batches that must not be handed out now.
+        """
         taken = {*self.held, *self.done, *resting}
-        # A held batch was handed out: it is among the deliveries.
+        # Held batches are not counted separately: they were handed out, so `deliveries` has them.
         room = MAX_OPEN - len(self.deliveries) - len(self.done)
         found: list[int] = []
         for sequence in range(self.frontier, end):
@@ -109,7 +152,7 @@ class Claims:
         return found
 
     def claim(self, sequences: Iterable[int], worker: str, timeout_ms: int) -> Claims:
-        """Hand batches to a worker; each gets the next token."""
+        """Return the claims with batches assigned to a worker; each claim gets the next token."""
         held, deliveries, tokens = dict(self.held), dict(self.deliveries), self.tokens
         while len(json.dumps(worker)) > MAX_NAME_BYTES:
             worker = worker[:-1]
@@ -120,12 +163,15 @@ class Claims:
         return replace(self, held=held, deliveries=deliveries, tokens=tokens)
 
     def holds(self, sequence: int, token: int) -> bool:
-        """Whether this claim is still the batch's."""
+        """Return whether the batch is still held under this token."""
         holder = self.held.get(sequence)
         return holder is not None and holder.token == token
 
     def finish(self, sequence: int) -> Claims:
-        """End a batch that is done or in the quarantine; the frontier passes all that is done."""
+        """Return the claims after a batch was done or quarantined, with an advanced frontier.
+
+        The frontier moves only if no unfinished batch comes before it.
+        """
         if sequence < self.frontier:
             return self
         deliveries = dict(self.deliveries)
@@ -134,13 +180,13 @@ class Claims:
         return replace(self.release(sequence), deliveries=deliveries, done=done)._past_done()
 
     def release(self, sequence: int) -> Claims:
-        """Take the batch from its worker; its number of deliveries stays."""
+        """Return the claims without this batch's holder; its number of deliveries stays."""
         held = dict(self.held)
         held.pop(sequence, None)
         return replace(self, held=held)
 
     def dequeued_to(self, first_sequence: int) -> Claims:
-        """Forget what is no longer in the queue."""
+        """Return the claims without batches that are no longer in the queue."""
         if first_sequence <= self.frontier:
             return self
         return replace(
@@ -152,7 +198,7 @@ class Claims:
         )._past_done()
 
     def _past_done(self) -> Claims:
-        """With the frontier behind the batches that are done without an open one among them."""
+        """Advance the frontier past the leading run of finished batches."""
         frontier, done = self.frontier, set(self.done)
         while frontier in done:
             done.remove(frontier)
@@ -161,7 +207,7 @@ class Claims:
 
 
 def encode(claims: Claims) -> bytes:
-    """The object's bytes."""
+    """Return the object's bytes."""
     document = {
         "version": CLAIMS.version,
         "queue": claims.queue,
@@ -179,7 +225,11 @@ def encode(claims: Claims) -> bytes:
 
 
 def decode(data: bytes, kind: Sidecar = CLAIMS) -> Claims:
-    """The claims in an object's bytes. Raises CorruptData for bytes of no or another version."""
+    """Return the claims in an object's bytes.
+
+    Raises:
+        CorruptData: The bytes are not claims, or are of another version.
+    """
     fields = kind.decode(data)
     return Claims(
         epoch=fields.number("epoch"),
@@ -198,7 +248,11 @@ def decode(data: bytes, kind: Sidecar = CLAIMS) -> Claims:
 
 
 def _rows(fields: SidecarFields, name: str, wanted: str, *kinds: type) -> Iterator[list[Any]]:
-    """The rows of a field, each with values of these kinds: numbers or texts."""
+    """Yield the rows of a field, each a list of numbers or texts of the given types.
+
+    Raises:
+        CorruptData: A row has other values.
+    """
     for row in fields.items(name):
         if (
             not isinstance(row, list)
@@ -212,7 +266,7 @@ def _rows(fields: SidecarFields, name: str, wanted: str, *kinds: type) -> Iterat
 def _done(fields: SidecarFields) -> Iterator[int]:
     total = 0
     for first, last in _rows(fields, "done", "[first, last]", int, int):
-        # Read from storage: a range must not make this loop run without a bound.
+        # The numbers come from storage: a huge range must not make this loop run without a limit.
         total += last - first + 1
         if first > last or total > MAX_OPEN:
             wanted = f"ranges [first, last] of {MAX_OPEN} batches at most"
@@ -221,7 +275,7 @@ def _done(fields: SidecarFields) -> Iterator[int]:
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Ranges of consecutive numbers, each as its first and its last."""
+    """Return the runs of consecutive numbers as pairs of first and last."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number - 1:
@@ -232,12 +286,18 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 
 class Heartbeats:
-    """When claims lapse, by the heartbeats of their workers. Times are monotonic seconds.
+    """The heartbeats of workers, which decide when claims lapse. Times are monotonic seconds.
 
-    Any thread calls :meth:`receive`, the dispatcher's thread all else. ``steady_since`` returns
-    since when this broker runs without a long pause: it may have missed earlier heartbeats. The
-    workers of the claims that are ``held`` get their full timeout: their last heartbeats are not
-    known.
+    The workers of the claims in ``held`` get their full timeout, because their last heartbeats are
+    not known. Any thread may call :meth:`receive`; only the dispatcher's thread calls the other
+    methods.
+
+    Args:
+        condition: The lock.
+        steady_since: Returns since when this broker has run without a long pause. It may have
+            missed heartbeats before that.
+        held: The claims that a predecessor left.
+        now: The current time.
     """
 
     def __init__(
@@ -252,25 +312,34 @@ class Heartbeats:
         self._alive: dict[int, float] = {}
         self._renewed: dict[int, int] = {}
         self.lapses = {key: now + each.timeout_ms / 1000 for key, each in held.items()}
-        """When the claim of each batch is checked next."""
+        """By batch, when its claim is checked next."""
 
     @locked
     def receive(self, tokens: Iterable[int], now: float) -> None:
-        """Note a heartbeat of the worker with these claims."""
+        """Note a heartbeat of the worker that holds these claims.
+
+        Args:
+            tokens: Its claims; those after the first :data:`MOST_TOKENS` are ignored.
+            now: The current time, monotonic seconds.
+        """
         for token in list(tokens)[:MOST_TOKENS]:
-            self._alive.pop(token, None)  # moved to the end: the first tokens are the oldest
+            self._alive.pop(token, None)  # moves it to the end, so that the oldest come first
             self._alive[token] = now
-        # forget() is called only while workers ask for batches.
+        # Bound the table here, too: forget() is called only while workers ask for batches.
         excess = max(0, len(self._alive) - 2 * MOST_TOKENS)
         for token in list(islice(self._alive, excess)):
             del self._alive[token]
 
     def prolong(self, sequence: int, holder: ClaimHolder, now: float) -> bool:
-        """Set the new end of a claim that lasts longer than its timeout; False when it lapses."""
+        """Set the next check of a claim whose time is over, if its worker is alive.
+
+        Returns:
+            False when the claim lapses.
+        """
         timeout_s = holder.timeout_ms / 1000
         with self._condition:
             alive = self._alive.get(holder.token, float("-inf"))
-        # A broker that paused knows as little as a successor, and does the same.
+        # A broker that paused knows as little about its workers as a successor, and does the same.
         until = max(alive, self._steady_since()) + timeout_s
         if until <= now:
             was_late = now - self.lapses.pop(sequence) > LATE_S
@@ -288,7 +357,7 @@ class Heartbeats:
             self._alive.pop(token, None)
 
     def forget(self, held: Mapping[int, ClaimHolder]) -> None:
-        """Forget the heartbeats of all but the held claims, once they are many."""
+        """Forget the heartbeats of claims that are not held, once there are many."""
         if len(self._alive) <= 2 * len(held) + 1_000:
             return
         tokens = {each.token for each in held.values()}

@@ -1,11 +1,32 @@
-"""The record that announces a broker, and a connection to it.
+"""Announce a broker in the discovery record, and connect to it.
 
-``<prefix>/_broker.json`` is a hint and no permission. A broker whose record was replaced may still
-append, and a client that finds none appends alone: the manifest's compare-and-swap keeps both
-right. Whether a broker lives shows without comparing two machines' clocks: ``beat`` changes within
-a time on the watcher's clock.
+Clients have to find the broker without any service besides the store. The broker therefore writes
+the *discovery record* ``<prefix>/_broker.json`` next to the manifest::
 
-A connection sends requests, and hands each answer to its caller.
+    {"version": 1, "term": 7, "id": "01J5...", "address": "10.0.0.5:41234",
+     "secret": "9f...", "certificate": "3a...", "beat": 120, "seen_ms": 1767225600000}
+
+A client reads the record, connects to the address, checks that the process there shows this
+certificate, and sends the secret. After that it sends requests on a :class:`Connection`, which
+hands each answer to its caller. A thread reads the answers, so requests need not wait for each
+other.
+
+The record is a hint and gives no permission. A broker whose record was replaced may still append,
+and a client that finds no broker appends directly. Both are right, because the compare-and-swap on
+the manifest decides. To see whether a broker lives, a watcher checks that ``beat`` changes within
+some time on the watcher's own clock. The clocks of two machines are never compared.
+
+**Things that can go wrong:**
+
+* The broker dies or is suspended with requests open. The connection ends after 1.5 seconds without
+  a message, and each open append is answered with :class:`Lost`: the entries may be in the queue.
+  ``Lost`` also says from when on this broker begins no write of them.
+* A write takes longer than a request is valid. While the client receives messages, it renews its
+  open appends. Otherwise a slow store would make every append expire before its write begins.
+* Two brokers replace the record at the same time. :meth:`Lease.take` lets one of them win. Its term
+  is one higher than that of the record before.
+* A later release wrote the record, or it is damaged. It reads as a record with a ``fault`` that
+  serves nowhere, and can be replaced.
 """
 
 from __future__ import annotations
@@ -42,15 +63,15 @@ class DiscoveryRecord:
     """The broker that serves, or the last one that did.
 
     Attributes:
-        term: Rises with each broker; the larger one is right.
-        id: Of the broker, a ULID drawn at its start.
+        term: Rises with each broker; of two records, the one with the larger term counts.
+        id: Id of the broker, a ULID that was drawn at its start.
         address: ``host:port`` for clients; empty once the broker has left.
         secret: Known to every process that can read the queue's bucket; a new one for each term.
         certificate: SHA-256 of the certificate that its port shows, in hexadecimal digits. Empty in
             the record of an earlier release, which could do without TLS.
         beat: Counts the broker's renewals of the record.
-        seen_ms: When it last renewed it, milliseconds since the Unix epoch, for people.
-        fault: Why the object is not readable; ``id`` is its version then, and ``term`` 0.
+        seen_ms: When the broker last renewed it, milliseconds since the Unix epoch, for people.
+        fault: Why the object cannot be read. Then ``id`` is its version, and ``term`` is 0.
         others: Fields of later versions, kept when the object is written again.
     """
 
@@ -66,20 +87,24 @@ class DiscoveryRecord:
 
     @property
     def serves(self) -> bool:
-        """Whether it names an address. The broker may have died since."""
+        """Whether the record names an address. The broker may have died since."""
         return bool(self.address)
 
     def same_broker(self, other: DiscoveryRecord | None) -> bool:
-        """Whether both are of one broker in one term."""
+        """Return whether both records are of the same broker in the same term."""
         return other is not None and (self.term, self.id) == (other.term, other.id)
 
     def to_json(self) -> bytes:
-        """The object's bytes."""
+        """Return the object's bytes."""
         return DISCOVERY_RECORD.encode_value(self, fault=None)
 
     @classmethod
     def from_json(cls, data: bytes) -> DiscoveryRecord:
-        """The record in an object's bytes; ``CorruptData`` where they are none of this version."""
+        """Return the record in an object's bytes.
+
+        Raises:
+            CorruptData: The bytes are not a record, or are of another version.
+        """
         fields = DISCOVERY_RECORD.decode(data)
         found = fields.into(cls, fault="")
         if found.serves and len(found.secret) != SECRET_BYTES:
@@ -88,8 +113,14 @@ class DiscoveryRecord:
 
 
 class Lease:
-    """Reads and changes a queue's discovery record by compare-and-swap, each within ``deadline_ms``
-    milliseconds. Not thread-safe."""
+    """Reads and changes a queue's discovery record by compare-and-swap. Not thread-safe.
+
+    Args:
+        store: The queue's store.
+        config: The queue's settings.
+        runtime: Clock and threads.
+        deadline_ms: Most milliseconds of each read or change.
+    """
 
     def __init__(
         self, store: CasStore, config: QueueConfig, runtime: Runtime, *, deadline_ms: int = 5_000
@@ -106,31 +137,45 @@ class Lease:
         )
 
     def read(self) -> DiscoveryRecord | None:
-        """The record; None where no broker ever served, or the object was deleted. One that is not
-        readable serves nowhere and has a ``fault``, and can be replaced as any other."""
+        """Return the record; None if no broker ever served, or the object was deleted.
+
+        A record that cannot be read has a ``fault`` and no address, and can be replaced like any
+        other.
+        """
         found = self._object.read()
         return found if isinstance(found, DiscoveryRecord) else None
 
     def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
-        """Replace the record ``over`` by one with the next term, and return it as it was written;
-        None when another broker was faster."""
+        """Replace a record by one of the next term.
+
+        Args:
+            mine: The record to write; its term is set here.
+            over: The record to replace; None if the queue has no record.
+
+        Returns:
+            The record as it was written; None when another broker was faster.
+        """
         wanted = replace(mine, term=1 if over is None else over.term + 1)
 
         def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
             if before is not None and wanted.same_broker(before):
-                return before  # A write of ours whose answer was lost.
+                return before  # This is our own write, whose answer was lost.
             same = before is None if over is None else over.same_broker(before)
             return wanted if same else before
 
         return self._change(decide, wanted)
 
     def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
-        """Raise ``beat``; None when another broker's record is there, or none."""
+        """Raise ``beat``, and return the record as it was written.
+
+        Returns:
+            None when the record was deleted, or is another broker's.
+        """
         after = replace(mine, beat=mine.beat + 1, seen_ms=self._runtime.now_ms())
         return self._change(lambda before: after if mine.same_broker(before) else before, mine)
 
     def leave(self, mine: DiscoveryRecord) -> None:
-        """Take the address out of the record, unless it is another broker's by now."""
+        """Remove the address from the record, unless it is another broker's by now."""
         self.beat(replace(mine, address="", secret=b"", certificate=""))
 
     def _change(
@@ -144,51 +189,65 @@ class Lease:
 
 
 RENEW_S = 0.5
-"""Seconds: an append whose clock is so much older than the broker's newest one is renewed."""
+"""Seconds. An append is renewed once its clock is this much older than the broker's newest one."""
 
 Reply = dict[str, Any]
-"""The body of an answer that is not about an append."""
+"""The body of an answer to a request other than an append."""
 
 _OTHER_ANSWERS = {"claimed", "finished", "beaten", "given", "granted"}
 
 _ANSWERS = {"done", "refused", "lost", "failed"} | _OTHER_ANSWERS
 
 CONNECT_S = 3.0
-"""Seconds for a connection and its handshake. A suspended broker accepts and sends no hello; with
-hundreds of handshakes at once a broker on a busy machine takes more than a second for the last."""
+"""Seconds for a connection and its handshake. A suspended broker accepts and sends no hello. A
+broker on a busy machine, with hundreds of handshakes at once, takes more than a second for the last
+one."""
 
 SILENCE_S = 0.75
-"""Seconds without any message, while an answer is due, before the broker is sent a ping. Without
-an answer for as long again, the connection ends."""
+"""Seconds without any message, while an answer is due, after which the broker is sent a ping. After
+as long again without an answer, the connection ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The entries were not appended and will not be. ``why`` is ``expired``, ``moved``, ``busy``,
-    ``unsent``, ``late`` for its own deadline, or ``large``: no broker takes it."""
+    """The entries were not appended and will not be.
+
+    Attributes:
+        why: ``expired``, ``moved``, ``busy``, ``unsent``; ``late``, because the caller's deadline
+            has passed; or ``large``, because no broker takes such a request.
+    """
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer: the entries may be in the queue, at ``since`` or later. From ``safe_at`` on,
-    monotonic seconds, this broker begins no write of them."""
+    """There was no answer: the entries may be in the queue.
+
+    Attributes:
+        since: First sequence at which they may be.
+        safe_at: From this time on this broker begins no write of them, monotonic seconds.
+    """
 
     since: int
     safe_at: float
 
 
 Answer = int | Refused | Lost
-"""To an append; the first sequence of the entries that are in the queue."""
+"""The answer to an append. A number is the first sequence of the entries, which are in the queue.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that waits for its answer; ``lost`` is the result where none comes.
+    """A request that waits for its answer.
 
-    It carries the broker's clock that arrived at ``clock_at``, for ``valid_s`` seconds, and no
-    write of it begins after ``begin_by``.
+    Attributes:
+        lost: The result if no answer comes.
+        clock_at: When the clock that the request carries was received, monotonic seconds.
+        valid_s: Seconds after that clock for which the request is valid.
+        begin_by: No write of the request begins after this time, monotonic seconds.
+        answer: The answer, once there is one.
     """
 
     lost: Lost
@@ -203,36 +262,62 @@ class ChannelClosed(Exception):
 
 
 class ChannelRefused(ChannelClosed):
-    """No process listens at the address: the one that did has ended."""
+    """No process listens at the address; the one that did has ended."""
 
 
 class Channel(Protocol):
-    """Messages of bytes, in order, both ways. One thread at a time sends, and one receives; any may
-    call ``close``, which ends both."""
+    """A way to send and receive messages of bytes, in order.
+
+    One thread at a time sends, and one thread receives. Any thread may call ``close``, which ends
+    both.
+    """
 
     def send(self, message: bytes) -> None:
-        """Send; raises :class:`ChannelClosed`."""
+        """Send a message.
+
+        Raises:
+            ChannelClosed: The connection has ended.
+        """
 
     def receive(self, timeout: float | None) -> bytes | None:
-        """The next message, None after ``timeout`` seconds; raises :class:`ChannelClosed`."""
+        """Return the next message.
+
+        Args:
+            timeout: Seconds to wait; None waits without a limit.
+
+        Returns:
+            None when no message came in time.
+
+        Raises:
+            ChannelClosed: The connection has ended.
+        """
 
     def close(self) -> None:
-        """End the connection; free to repeat."""
+        """End the connection. May be repeated."""
 
 
 class Connection:
-    """A connection after its handshake, over a new ``channel``. Thread-safe; a thread of its own
-    reads. Before :meth:`show_may_write` the broker takes no request but :meth:`stats`.
+    """A connection to a broker after its handshake. Thread-safe.
 
-    Raises ChannelClosed where the other side ends it or sends nothing, ProtocolError where it is
-    not the announced broker.
+    A thread reads from it. Before :meth:`show_may_write` the broker accepts no request except
+    :meth:`stats`.
+
+    Args:
+        channel: A new channel to the broker.
+        broker_record: The record that announces the broker.
+        runtime: Clock and threads.
+
+    Raises:
+        ChannelClosed: The other side ended the connection or sent nothing, or no thread is left to
+            read from it.
+        ProtocolError: The other side is not the announced broker.
     """
 
     def __init__(self, channel: Channel, broker_record: DiscoveryRecord, runtime: Runtime) -> None:
         self.broker_record = broker_record
         self._channel = channel
         self._runtime = runtime
-        # The channel has checked that this is the broker's certificate.
+        # The channel has already checked that the other side has this certificate.
         self._end = protocol.ClientEnd(
             broker_record.secret, broker_record.term, broker_record.certificate
         )
@@ -240,7 +325,8 @@ class Connection:
         self._pending: dict[int, _Request] = {}
         self._number = 0
         self._clock: Any = None
-        """The broker's, as received at ``_clock_at``; every append sends it back to the broker."""
+        """The broker's clock, as received at ``_clock_at``; every append sends it back to the
+        broker."""
         self._clock_at = 0.0
         self._next = 0
         """Sequence of the queue's next entry, as the broker last reported it."""
@@ -257,7 +343,7 @@ class Connection:
                 self._take(answer)
             runtime.spawn(self._read, "opendata-buffer-broker-client")
         except RuntimeError as error:
-            # No thread is left: its owner goes on without a broker.
+            # No thread is left. The owner of the connection goes on without a broker.
             channel.close()
             raise ChannelClosed(f"no thread is left to read from the broker: {error}") from error
         except BaseException:
@@ -265,8 +351,16 @@ class Connection:
             raise
 
     def show_may_write(self, store: Put, manifest_path: str) -> None:
-        """Show the broker, by one small object, that this process may write in the queue. Raises
-        what the store raises here or at the broker, ChannelClosed without an answer."""
+        """Show the broker, with one small object, that this process may write to the queue.
+
+        Args:
+            store: Where to put the object.
+            manifest_path: Key of the queue's manifest.
+
+        Raises:
+            ChannelClosed: The broker gave no answer.
+            OpenDataBufferError: The store refused or failed, here or at the broker.
+        """
         key = protocol.write_proof_folder(manifest_path) + self._end.proof_name
         with deadline(self._runtime, CONNECT_S):
             store.put(key, self._end.write_proof())
@@ -274,9 +368,19 @@ class Connection:
             raise ChannelClosed(f"the broker did not say whether it found {key!r}")
 
     def append(self, entries: Sequence[NewEntry], *, since: int | None, begin_by: float) -> Answer:
-        """Have entries appended, contiguous and in order, all or none. Blocks for the answer, and
-        raises what :meth:`.Queue.append` raised at the broker. No write begins after ``begin_by``,
-        monotonic seconds. An earlier attempt may have landed at ``since`` or later.
+        """Have entries appended, contiguous and in order, all or none. Wait for the answer.
+
+        Args:
+            entries: The entries.
+            since: First sequence at which an earlier attempt may have landed; None if there was
+                none.
+            begin_by: No write begins after this time, monotonic seconds.
+
+        Returns:
+            The first sequence; or :class:`Refused`; or :class:`Lost`.
+
+        Raises:
+            OpenDataBufferError: The error that :meth:`.Queue.append` raised at the broker.
         """
         if len(entries) > protocol.MAX_ENTRIES:
             return Refused("large")
@@ -295,8 +399,18 @@ class Connection:
         return answer if isinstance(answer, Answer) else Refused("unknown")
 
     def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
-        """Ask for anything else. Blocks for the answer, and raises it where it is an error; one
-        that does not come within ``timeout`` seconds is :class:`Lost`."""
+        """Send any other request, and wait for the answer.
+
+        Args:
+            body: The request.
+            timeout: Seconds to wait; None waits until the connection ends.
+
+        Returns:
+            The body of the answer; :class:`Refused`; or :class:`Lost` without an answer in time.
+
+        Raises:
+            OpenDataBufferError: The error that the broker answered with.
+        """
         with self._condition:
             self._await_room(None)
             if self.is_over:
@@ -307,7 +421,14 @@ class Connection:
         return Refused("unknown") if isinstance(answer, int) else answer
 
     def stats(self, timeout: float) -> dict[str, Any] | None:
-        """The broker's counters; None without an answer within ``timeout`` seconds."""
+        """Return the broker's counters.
+
+        Args:
+            timeout: Seconds to wait.
+
+        Returns:
+            None without an answer in time.
+        """
         deadline = self._runtime.monotonic() + timeout
         self._stats = None
         self._transmit({"op": "stats"})
@@ -316,13 +437,15 @@ class Connection:
             return self._stats
 
     def close(self) -> None:
-        """End it; appends that wait for an answer are lost. Free to repeat."""
+        """End the connection; appends that wait for an answer are lost. May be repeated."""
         with self._condition:
             self._finish()
 
     def abandon(self) -> None:
-        """It is used no more: the thread that reads ends it within a second. Takes no lock and
-        closes nothing, because finalizers run in the middle of other calls."""
+        """Stop using the connection; the thread that reads ends it within a second.
+
+        This takes no lock and closes nothing, because finalizers run in the middle of other calls.
+        """
         self._abandoned = True
 
     def _enter(self, request: _Request) -> int:
@@ -349,7 +472,8 @@ class Connection:
                 if request.answer is None:
                     request.answer = request.lost
         finally:
-            # Also after an interrupt: a request that is left here would take up room for ever.
+            # Remove the request even after an interrupt: otherwise it would use up one of the
+            # places for open requests for ever.
             with self._condition:
                 del self._pending[number]
                 self._condition.notify_all()
@@ -358,11 +482,11 @@ class Connection:
         return request.answer
 
     def _await_room(self, until: float | None) -> None:
-        # At one more request the broker would close the connection.
+        # The broker would close the connection at one more request.
         self._wait_for(lambda: len(self._pending) < protocol.MAX_OPEN_REQUESTS, until)
 
     def _wait_for(self, is_true: Callable[[], bool], until: float | None) -> None:
-        """Wait, with the lock, until that is true or the connection has ended."""
+        """Wait, with the lock, until the condition is true or the connection has ended."""
         wait_for(self._runtime, self._condition, lambda: self.is_over or is_true(), until=until)
 
     def _receive_first(self) -> bytes:
@@ -372,12 +496,20 @@ class Connection:
         return message
 
     def _transmit(self, body: dict[str, Any], *, waits: bool = True) -> bool:
-        """Encode and send, without the lock: while a suspended broker blocks this thread, the
-        thread that reads must notice that.
+        """Encode and send a message, without holding the lock.
+
+        While a suspended broker blocks this thread, the thread that reads must be able to notice
+        that.
+
+        Args:
+            body: The message.
+            waits: Whether to wait while another thread sends.
 
         Returns:
-            False when nothing was sent: the connection had ended, or without ``waits`` another
-            thread sends.
+            False when nothing was sent: the connection had ended, or another thread was sending.
+
+        Raises:
+            ProtocolError: The message is larger than the broker accepts.
         """
         with self._condition:
             while self._sending and not self.is_over:
@@ -428,10 +560,13 @@ class Connection:
                 self._finish()
 
     def _take(self, message: bytes) -> None:
-        """Process a message of the broker; with the lock. Raises ProtocolError where a broker sends
-        no such message."""
+        """Process a message of the broker. Called with the lock.
+
+        Raises:
+            ProtocolError: A broker does not send such a message.
+        """
         body = self._end.decode(message)
-        # The clock first: an answer that is waited for lets the next append begin at once.
+        # Note the clock first: once the answer is there, the next append may begin at once.
         self._clock, self._clock_at = body.get("clock"), self._runtime.monotonic()
         if isinstance(following := body.get("next"), int):
             self._next = max(self._next, following)
@@ -443,7 +578,7 @@ class Connection:
             case {"op": "refused", "why": str(why)} if request is not None:
                 request.answer = Refused(why)
             case {"op": "lost", "since": int(since)} if request is not None:
-                # The broker has begun its last write of it; the answer to that write follows.
+                # This answer follows the broker's last write of the entries: it begins no other.
                 request.answer = Lost(since, self._clock_at)
             case {"op": "failed", "error": error} if request is not None:
                 request.answer = protocol.error_of(error)
@@ -454,7 +589,7 @@ class Connection:
             case {"op": "pong"}:
                 return
             case {"op": str(op)} if request is None and op in _ANSWERS:
-                return  # Its caller waits no longer.
+                return  # The caller has stopped waiting.
             case _:
                 raise protocol.ProtocolError(
                     f"unknown message {str(body.get('op'))[:50]!r} of the broker"
@@ -462,15 +597,22 @@ class Connection:
         self._condition.notify_all()
 
     def _renew(self) -> list[int]:
-        """Renew the appends that wait for a slow write, by the clock that was just received, and
-        return their numbers; with the lock. Otherwise one that came during a write of more than two
-        seconds would be refused, sent again as the next write begins, and never be written."""
+        """Renew the appends that wait for a slow write. Called with the lock.
+
+        They get the clock that was just received. Without renewal, an append that arrives during a
+        write of more than two seconds would be refused when the next write begins, be sent again,
+        and never be written.
+
+        Returns:
+            The numbers of the renewed appends.
+        """
         renewed = []
         now = self._clock_at
         for number, request in self._pending.items():
             is_old = now - request.clock_at >= RENEW_S
             if request.answer is None and is_old and now + request.valid_s <= request.begin_by:
-                # First here: this client asks no other broker while this one may still write it.
+                # Renew it here before the broker does: this client must not ask another broker
+                # while this one may still write it.
                 request.clock_at = now
                 request.lost = Lost(request.lost.since, now + request.valid_s)
                 renewed.append(number)

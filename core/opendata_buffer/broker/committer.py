@@ -1,12 +1,30 @@
-"""How a process uses a queue's broker: finds it, appends through it, and asks it for pauses.
+"""Use a queue's broker from another process: find it, append through it, and ask it for pauses.
 
-One connection serves appends, workers and pauses. The search for the broker runs in a thread of its
-own: a busy broker takes longer than an append should wait.
+A producer should append through the broker while a broker serves, and must go on without it at
+other times. This module makes that choice for each append. It reads the discovery record, connects
+to the broker that it names, and sends it the entries. Without a broker it appends directly::
 
-After an append without an answer a committer waits until the broker cannot begin a write any more
-(:mod:`opendata_buffer.broker.protocol` says how that is known). Then it asks the broker that is
-announced now, or appends directly: both first search for the append in the manifest that their own
-compare-and-swap replaces.
+    broker announced and reached     send the entries, wait for the sequence
+    none announced, or not reached   append to the manifest directly, search again later
+    broker moved                     find the next broker, send the same entries
+    no answer                        wait, then search for the entries while appending again
+
+One connection serves appends, workers and pauses. A thread searches for the broker in the
+background, because a busy broker takes longer to connect to than an append should wait.
+
+**Things that can go wrong:**
+
+* The broker gives no answer to an append. The entries may be in the queue, or may still be written.
+  The committer waits until the broker cannot begin a write of them any more
+  (:mod:`opendata_buffer.broker.protocol` says how it knows). Then it asks the broker that is
+  announced now, or appends directly. Either way, the next write first searches for the entries in
+  the manifest that its own compare-and-swap replaces. So they are appended once.
+* A later attempt fails with an error that means "nothing was appended". This is true of that
+  attempt, and says nothing about the first one. Such an error is never passed on to the producer;
+  it would append a second time.
+* A broker is suspended. Its port still accepts connections, so it is only asked again after it has
+  renewed its record.
+* A process forks. The child has no thread that reads the connection, so it opens its own.
 """
 
 from __future__ import annotations
@@ -35,26 +53,32 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0
-"""Seconds that an append or a change waits while a broker is searched for; then this process makes
-it alone."""
+"""Seconds that an append or a change waits for the search for a broker. After that, this process
+writes the manifest itself."""
 
 ASK_S = 5.0
-"""Seconds that it waits for a live broker that writes or pauses for other clients. A broker
-that sends nothing is given up after 1.5 seconds."""
+"""Seconds to wait for a live broker that is writing, or pausing for other clients. A broker that
+sends nothing is given up after 1.5 seconds."""
 
 SEARCH_S = 1.0
 """Seconds between two searches for a broker after one was lost."""
 
 IDLE_SEARCH_S = 10.0
-"""Seconds between two searches where none was found."""
+"""Seconds between two searches when the last one found no broker."""
 
 
 class Discovery:
     """One connection to the broker of a queue, for all threads of a process. Thread-safe.
 
-    :meth:`find` waits ``waits_s`` seconds at most, and not at all if the last search did not reach
-    the announced broker. With None it waits until the search is over. After each search
-    ``next_search_s`` is called with what was found: no search begins for so many seconds.
+    Args:
+        store: The queue's store.
+        config: The queue's settings.
+        runtime: Clock and threads.
+        connect: Connects to the broker that a record names.
+        waits_s: Most seconds that :meth:`find` waits for a search. It does not wait if the last
+            search did not reach the announced broker. None waits until the search is over.
+        next_search_s: Called after each search with the connection that it found, or None. Returns
+            the seconds until the next search may begin.
     """
 
     def __init__(
@@ -73,7 +97,7 @@ class Discovery:
         self._waits_s = waits_s
         self._next_search_s = next_search_s
         self.search_at = float("-inf")
-        """No search begins before this, monotonic seconds."""
+        """No search begins before this time, monotonic seconds."""
         self._wait_until: float | None = None
         self._unreached = False
         self._condition = runtime.condition()
@@ -85,17 +109,22 @@ class Discovery:
         self.announced = False
         """Whether the last search found a broker announced, or failed."""
         self.reason = ""
-        """Why the last search found none."""
+        """Why the last search found no broker."""
 
     @property
     def connection(self) -> Connection | None:
-        """The connection there is, if it has not ended."""
+        """The current connection; None without one, or if it has ended."""
         connection = self._connection
         return None if connection is None or connection.is_over else connection
 
     def find(self) -> Connection | None:
-        """The connection to use, or None. One thread searches, the others wait for what it
-        finds."""
+        """Return the connection to use, after a search if one is due.
+
+        One thread searches, and the others wait for its result.
+
+        Returns:
+            None when no broker was found in time, or this object was closed.
+        """
         search = object()
         try:
             with self._condition:
@@ -112,10 +141,10 @@ class Discovery:
             try:
                 self._runtime.spawn(search_for_all, "opendata-buffer-broker-finder")
             except RuntimeError:
-                # No thread is left, or the interpreter ends and starts none.
+                # No thread is left, or the interpreter is ending and cannot start one.
                 search_for_all()
         except BaseException:
-            # Ctrl-C: whether a thread searches is not known, and the others would wait for ever.
+            # Ctrl-C. It is not known whether a thread searches, and the others would wait for ever.
             with self._condition:
                 if self._searching is search:
                     self._searching = None
@@ -125,7 +154,7 @@ class Discovery:
             return self.connection if self._await_search() else None
 
     def _await_search(self) -> bool:
-        """With the lock: whether no search is under way any more, after waiting for it."""
+        """Wait, with the lock, until no search runs. Return False if one still runs, or closed."""
         has_ended = wait_for(
             self._runtime,
             self._condition,
@@ -150,8 +179,13 @@ class Discovery:
                     self._condition.notify_all()
 
     def forget(self, connection: Connection, *, unresponsive: bool = False) -> None:
-        """Use a connection no more. An ``unresponsive`` broker may be suspended, and would still
-        accept connections: it is asked again once it has renewed its record."""
+        """Stop using a connection, and close it.
+
+        Args:
+            connection: The connection.
+            unresponsive: Whether the broker gave no answer. It may be suspended, and would still
+                accept connections. It is asked again only once it has renewed its record.
+        """
         connection.close()
         with self._condition:
             if self._connection is connection:
@@ -160,7 +194,11 @@ class Discovery:
                     self._silent, self._beat = connection.broker_record, None
 
     def close(self) -> Connection | None:
-        """Stop searching; returns the connection, which the caller closes. Free to repeat."""
+        """Stop searching. May be repeated.
+
+        Returns:
+            The connection, which the caller has to close.
+        """
         with self._condition:
             self.is_closed = True
             connection, self._connection = self._connection, None
@@ -170,7 +208,8 @@ class Discovery:
     def _search(self) -> Connection | None:
         self.announced, self.reason = True, ""
         try:
-            # A search that was given up may go on beside this one, and no two may use one lease.
+            # A search that was given up may still run next to this one, and a lease must not be
+            # shared between threads.
             found = Lease(self._store, self._config, self._runtime).read()
             if found is None or not found.serves:
                 self.announced = found is not None
@@ -199,17 +238,23 @@ class Discovery:
         if self._silent is None or not self._silent.same_broker(found):
             return False
         if self._beat is None:
-            self._beat = found.beat  # As of the first search after it was lost.
+            self._beat = found.beat  # As found by the first search after the broker was lost.
         return found.beat == self._beat
 
 
 class BrokerPause:
-    """A :class:`~opendata_buffer.queue.queue.WritePause` of the announced broker, where
-    this process writes the manifest itself.
+    """A :class:`~opendata_buffer.queue.queue.WritePause` of the announced broker.
 
-    A process that reads, decides and then writes would lose every race against a broker that writes
-    from memory. So it asks the broker to write nothing for a time (:class:`.WriteFairness`). Where
-    none is announced, or it does not answer, a change is made without a pause, and takes longer.
+    It is for a process that writes the manifest itself. Such a process reads, decides and then
+    writes, so it would lose every race against a broker that writes from memory. It therefore asks
+    the broker to write nothing for a time (:class:`.WriteFairness`). If no broker is announced, or
+    it does not answer, the change is made without a pause, and takes longer.
+
+    Args:
+        store: The queue's store.
+        config: The queue's settings.
+        runtime: Clock and threads.
+        network: Connects to the broker. Default: WebSockets.
     """
 
     def __init__(
@@ -228,10 +273,10 @@ class BrokerPause:
             runtime,
             (network or WebSocketNetwork(runtime)).connect,
             waits_s=FIND_S,
-            # A connection that ends by itself has a successor within seconds.
+            # If a connection ends on its own, there is another broker within seconds.
             next_search_s=lambda found: IDLE_SEARCH_S if found is None else SEARCH_S,
         )
-        self._discovery_of: tuple[int, Discovery] | None = None  # its process, and what it uses
+        self._discovery_of: tuple[int, Discovery] | None = None  # the process id comes first
 
     @property
     def is_connected(self) -> bool:
@@ -262,11 +307,11 @@ class BrokerPause:
 
     @property
     def _discovery(self) -> Discovery:
-        # In a forked child the thread that reads, and may have held its locks, is missing.
+        # A forked child has no thread that reads, and that thread may have held locks.
         if self._discovery_of is None or self._discovery_of[0] != os.getpid():
             self._discovery_of = os.getpid(), self._new_discovery()
-            # The thread that reads a connection keeps it open, also when the queue that uses it was
-            # dropped without close().
+            # The thread that reads a connection keeps it open, even when the queue that uses it
+            # was dropped without close().
             weakref.finalize(self, _abandon, self._discovery_of[1]).atexit = False
         return self._discovery_of[1]
 
@@ -278,7 +323,7 @@ def _abandon(discovery: Discovery) -> None:
 
 
 OFTEN_S = 0.5
-"""Seconds between two searches for :data:`.IDLE_SEARCH_S` after a broker was lost."""
+"""Seconds between two searches during the first :data:`.IDLE_SEARCH_S` after a broker was lost."""
 
 MOVED_S = 0.1
 """Seconds of a pause after a broker that is leaving refused an append."""
@@ -290,8 +335,10 @@ NEVER = float("inf")
 
 
 class BrokeredCommitter(Committer):
-    """Appends to one queue for all producers of a process. Thread-safe. Made by
-    :func:`open_brokered_committer`."""
+    """The committer of all producers of a process for one queue, which uses the queue's broker.
+
+    Thread-safe. Made by :func:`open_brokered_committer`.
+    """
 
     def __init__(
         self,
@@ -320,7 +367,7 @@ class BrokeredCommitter(Committer):
             waits_s=FIND_S,
             next_search_s=self._next_search_s,
         )
-        # Whether a broker will come for certain, as in a process that hosts one.
+        # Whether a broker is certain to appear, because this process hosts one.
         self._expects = config.broker == "host"
         self._search_often_until = runtime.monotonic() + IDLE_SEARCH_S if self._expects else 0.0
         self._conflicts = 0
@@ -335,12 +382,12 @@ class BrokeredCommitter(Committer):
 
     @property
     def attempts(self) -> int:
-        """See :class:`Committer`; each append that a broker was asked for counts as one."""
+        """See :class:`Committer`; each append that was sent to a broker counts as one."""
         return self._alone.attempts + self._asked
 
     @property
     def conflicts(self) -> int:
-        """See :class:`Committer`; of the appends this process made alone."""
+        """See :class:`Committer`; counts only the appends that this process made directly."""
         return self._alone.conflicts
 
     def pause(self) -> float:
@@ -367,13 +414,13 @@ class BrokeredCommitter(Committer):
                 case int():
                     return answer
                 case Lost():
-                    # The search begins where the first attempt may have landed.
+                    # Keep the first `since`: that is where the first attempt may have landed.
                     doubt = Lost(answer.since if since is None else since, answer.safe_at)
                     if connection.is_over:
                         self._forget(connection, unresponsive=True)
                     self._runtime.sleep(max(0.0, doubt.safe_at - self._runtime.monotonic()))
                 case _ if answer.why in ("expired", "late"):
-                    pass  # Its answer carried its clock, which the next request sends.
+                    pass  # The answer carried the broker's clock, and the next request sends it.
                 case _ if answer.why == "large":
                     return self._append_alone(entries, begin_by, doubt)
                 case _ if answer.why == "busy":
@@ -381,8 +428,8 @@ class BrokeredCommitter(Committer):
                 case _:
                     self._forget(connection)
                     if answer.why == "moved":
-                        # Its record may still name it: without a pause its clients would come back
-                        # as fast as they can.
+                        # The record may still name this broker. Without a pause its clients would
+                        # come back to it as fast as they can.
                         self._runtime.sleep(MOVED_S)
 
     def _end(self) -> None:
@@ -398,7 +445,8 @@ class BrokeredCommitter(Committer):
     ) -> int:
         if doubt is None:
             return self._alone.append(entries, begin_by=begin_by)
-        # A queue of its own: the shared committer would join it with appends without this guard.
+        # Use a separate queue: the shared committer would put these entries into one write with
+        # appends that do not have this guard.
         queue = Queue(
             self._store, self._config, runtime=self._runtime, role="producer", claim=self._claim
         )
@@ -419,9 +467,15 @@ class BrokeredCommitter(Committer):
         begin_by: float,
         doubt: Lost,
     ) -> None:
-        """Wait after an error of a later attempt that is to be repeated, or raise. "Nothing was
-        appended" is true of that attempt alone: passed on, it would make the producer append a
-        second time."""
+        """Wait after an error of a later attempt, or raise if it must not be repeated.
+
+        "Nothing was appended" is true of that attempt only. If it were passed on, the producer
+        would append a second time.
+
+        Raises:
+            CommitStateUnknown: The append cannot be tried again, and the first attempt may have
+                landed.
+        """
         if isinstance(error, errors.CommitStateUnknown):
             raise error
         again = isinstance(error, errors.Conflict | errors.QueueFull | errors.TransientStorageError)
@@ -440,9 +494,9 @@ class BrokeredCommitter(Committer):
         )
 
     def _find(self) -> Connection | None:
-        """The connection to use; None to append alone."""
+        """Return the connection to use; None to append directly."""
         if self._alone.conflicts > self._conflicts:
-            # Another process appends, too: there may be a broker by now.
+            # Another process also appends, so there may be a broker by now.
             self._conflicts = self._alone.conflicts
             if self._discovery.search_at == NEVER:
                 self._discovery.search_at = 0.0
@@ -455,8 +509,8 @@ class BrokeredCommitter(Committer):
     def _next_search_s(self, _: Connection | None) -> float:
         if self._runtime.monotonic() < self._search_often_until:
             return OFTEN_S
-        # Where no broker ever served this queue, a lone process searches once, and then only after
-        # a lost race.
+        # If no broker ever served this queue, a process that writes alone searches once, and then
+        # only after a lost race.
         may_come = self._discovery.announced or self._expects or self._conflicts
         return IDLE_SEARCH_S if may_come else NEVER
 
@@ -474,10 +528,18 @@ def open_brokered_committer(
     *,
     network: WebSocketNetwork | None = None,
 ) -> Committer:
-    """An :data:`.OpenCommitter` that finds the queue's broker, and with ``host`` becomes one.
+    """Return the committer that finds the queue's broker, or with ``host`` becomes one.
 
-    Where no broker is announced the committer appends alone. All producers of the process share it,
-    the first one's settings count for all, and each of them closes it once.
+    This is an :data:`.OpenCommitter`. If no broker is announced, the committer appends directly.
+    All producers of the process share it, and the settings of the first one apply to all. Each of
+    them closes it once.
+
+    Args:
+        store: The queue's store.
+        config: Settings of the producer.
+        runtime: Clock and threads.
+        claim: The claim of the queue's prefix.
+        network: Connects to brokers and listens. Default: WebSockets.
     """
     network = network or WebSocketNetwork(runtime, listen_for(store))
     open_alone = partial(shared_committer, store, config, runtime, claim=claim)

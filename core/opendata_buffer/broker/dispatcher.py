@@ -1,12 +1,40 @@
-"""Hands the queue's batches to workers: the broker as the queue's consumer.
+"""Assign the queue's batches to workers: the broker as the queue's consumer.
 
-While one compare-and-swap on the claims is in flight, requests of all workers queue up; the next
-one handles them all (:class:`DispatchRound`), and each is answered after it has landed. Finished
-batches at the front are acknowledged after that, so a dispatcher that dies in between only
-acknowledges later. A round that fails ends the term, and all is read anew.
+Many workers share one queue, and ask the broker for batches. The broker's dispatcher reads the
+queue as its consumer, gives each batch to one worker, and takes finished batches out of the queue.
+:mod:`opendata_buffer.broker.claims` has the rules; this module stores the claims and talks to the
+workers.
 
-Another consumer of the queue, or another dispatcher, fences this one, and its workers go to the
-broker that is announced now.
+**Rounds.** A worker must only get a batch after the claim is stored: otherwise the next dispatcher
+would hand the same batch out again. One write for each request would be slow, so requests of all
+workers wait while one compare-and-swap on the claims is in flight, and the next
+:class:`DispatchRound` handles all of them::
+
+    requests      worker A claims 2, worker B is done with 7
+    changes       release lapsed claims; 7 is done; A holds 8 and 9
+    storage       one compare-and-swap on _claims.json
+    answers       A gets 8 and 9; B's done() returns
+    afterwards    acknowledge the batches before the frontier
+
+Finished batches at the front are acknowledged after the claims are stored. A dispatcher that dies
+in between loses nothing: its successor finds them in the claims and acknowledges them.
+
+**Things that can go wrong:**
+
+* A round fails, or its outcome is not known. The term ends, the workers of the round get the error,
+  and the next round reads everything from storage again.
+* A worker dies. Its heartbeats stop, its claim lapses, and another worker gets the batch.
+* A worker does not get an answer, and asks again. Ended claims are remembered, so the repeated
+  request gets the same answer.
+* Another broker takes over, and its dispatcher fences this one. The requests of the round that
+  notices it get ``Fenced``. This broker then reads that its record was replaced, steps down, and
+  refuses later requests as ``moved``, so that its workers go to the announced broker.
+* Another consumer takes the queue, which someone did on purpose. This dispatcher does not take it
+  back, because the two would fence each other for ever. It stays fenced, and its workers get
+  ``Fenced``, until another broker takes over or this process restarts.
+* A broker that was suspended wakes up, takes the claims on a heartbeat, and then steps down. After
+  a few seconds the announced broker takes the claims back, because otherwise no broker would hand
+  out batches.
 """
 
 from __future__ import annotations
@@ -47,28 +75,33 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
-"""About the size of one answer; the batches that do not fit are handed out later."""
+"""About the most bytes of one answer; batches that do not fit are handed out later."""
 
 POLL_S = 0.25
-"""Seconds between two reads for batches that another process appended, while workers wait."""
+"""Seconds between two reads of the queue while workers wait, for batches of other processes."""
 
 ACK_S = 1.0
-"""Seconds between two acknowledgements while workers wait: they would wait for each write."""
+"""Seconds between two acknowledgements while workers wait, because they would wait for each write.
+"""
 
 MAX_ENDED = 10_000
-"""Ended claims whose outcome is remembered, for workers that ask again."""
+"""Most ended claims whose outcome is remembered, for workers that ask again."""
 
 REPLACED_S = 3.0
-"""A broker whose record was replaced reads that within two seconds, and steps down."""
+"""Seconds. A broker whose record was replaced reads that within two seconds, and steps down."""
 
 RETRY_S = 1.0
 """Seconds of a pause after storage did not answer."""
 
 
 class DispatchRound:
-    """What one group commit changes in a round that began at ``now``: the ``claims`` as they are to
-    be stored, the ``responses`` to send once they are, how claims ``ended`` in it by token, and how
-    many ``lapsed``.
+    """The changes of one group commit, which began at ``now``, monotonic seconds.
+
+    Attributes:
+        claims: The claims as they are to be stored.
+        responses: Calls that send the answers; made once the claims are stored.
+        ended: How claims ended in this round, by token.
+        lapsed: How many claims lapsed.
     """
 
     def __init__(self, term: DispatcherTerm, ended_before: Mapping[int, str], now: float) -> None:
@@ -81,7 +114,7 @@ class DispatchRound:
         self.lapsed = 0
 
     def lapse(self) -> None:
-        """Take batches from workers whose heartbeats stopped."""
+        """Release the batches of workers whose heartbeats stopped."""
         heartbeats = self._term.heartbeats
         for sequence, at in list(heartbeats.lapses.items()):
             holder = self.claims.held.get(sequence)
@@ -96,7 +129,7 @@ class DispatchRound:
         """End a claim as its worker asks, if the worker still holds it."""
         sequence, token = request.sequence, request.token
         if request.how == (self.ended.get(token) or self._ended_before.get(token)):
-            # The worker did not get the answer, and asks again.
+            # The worker did not get the first answer, and asks again.
             self._respond(request, "finished")
             return
         if not self.claims.holds(sequence, token):
@@ -115,11 +148,17 @@ class DispatchRound:
         self._respond(request, "finished")
 
     def hand_out(self, claiming: Sequence[ClaimRequest], may_read: bool) -> list[ClaimRequest]:
-        """Give free batches to the requests, the oldest first; returns those that go on waiting.
-        Where too few are known, more are read if that ``may`` be done now.
+        """Assign free batches to the requests, oldest first.
+
+        Args:
+            claiming: The requests, in the order of their arrival.
+            may_read: Whether more batches may be read from the queue now, if too few are known.
+
+        Returns:
+            The requests that go on waiting.
         """
         term = self._term
-        # Also when no worker waits: this forgets rests that are over.
+        # Call this even when no worker waits: it forgets rests that are over.
         resting = term.resting(self._now)
         wanted = sum(each.most for each in claiming)
         free = self.claims.free(term.end, resting) if wanted else []
@@ -134,7 +173,7 @@ class DispatchRound:
             while len(given) < request.most and place < len(free):
                 sequence = free[place]
                 batch = term.known[sequence]
-                if batch.repeats is not None:  # It was queued before: this entry is done.
+                if batch.repeats is not None:  # The same batch came earlier: skip this entry.
                     self.claims = self.claims.finish(sequence)
                     place += 1
                     continue
@@ -186,18 +225,28 @@ class DispatchRound:
 
 
 def _size_in_answer(batch: BatchDescriptor) -> int:
-    # About, in bytes: a payload is in base64.
+    # An estimate in bytes: base64 makes the payload a third larger.
     ranges = sum(80 + len(each.payload) * 4 // 3 for each in batch.metadata)
     return 200 + len(batch.location) + ranges
 
 
 class DispatcherTerm:
-    """The time for which a dispatcher is the queue's consumer and owns the claims; and the queue's
-    batches that wait or are being worked on.
+    """The time for which a dispatcher is the queue's consumer and owns the claims.
 
-    It begins when made, with the claims that its predecessor last wrote, and ends when another
-    consumer or dispatcher takes the queue. Raises Fenced where another dispatcher was faster. Not
-    thread-safe.
+    It holds the batches that wait or are being worked on. It begins when this object is made, with
+    the claims that its predecessor last wrote. It ends when another consumer or dispatcher takes
+    the queue. Not thread-safe.
+
+    Args:
+        store: The queue's store.
+        config: Settings of the queue's consumer.
+        runtime: Clock and threads.
+        queue: The broker's queue; None opens a separate one.
+        steady_since: See :class:`.Heartbeats`.
+
+    Raises:
+        Fenced: Another dispatcher was faster.
+        OpenDataBufferError: The queue could not be taken over, as :class:`.Consumer`.
     """
 
     def __init__(
@@ -212,12 +261,12 @@ class DispatcherTerm:
         self._config = config
         self._runtime = runtime
         self.known: dict[int, BatchDescriptor] = {}
-        """By sequence."""
+        """The batches that were read and are not acknowledged, by sequence."""
         self.rests: dict[int, float] = {}
-        """Until when a released batch rests, monotonic seconds."""
+        """Until when a released batch rests, monotonic seconds, by sequence."""
         self._stuck: set[int] = set()
         self.read_at = float("-inf")
-        """When the queue was last read for more, monotonic seconds."""
+        """When the queue was last read for more batches, monotonic seconds."""
         self.consumer = EntryConsumer(
             config, store=store, runtime=runtime, queue=queue, program="broker for workers"
         )
@@ -234,7 +283,15 @@ class DispatcherTerm:
             raise
 
     def read_more(self, count: int, now: float) -> bool:
-        """Read which batches follow; False when there are none."""
+        """Read the next batches of the queue.
+
+        Args:
+            count: Most batches to read.
+            now: The current time, monotonic seconds.
+
+        Returns:
+            False when the queue has no more.
+        """
         self.read_at = now
         found = self.consumer.next_entries(count)
         for each in found:
@@ -243,13 +300,17 @@ class DispatcherTerm:
         return bool(found)
 
     def resting(self, now: float) -> set[int]:
-        """Batches that are not to be handed out at this moment."""
+        """Return the batches that must not be handed out at this moment."""
         self.rests = {key: at for key, at in self.rests.items() if at > now}
         return {*self.rests, *self._stuck}
 
     def quarantine(self, sequence: int, reason: str) -> bool:
-        """Copy a batch to the quarantine; False when it is too large for that. It then stays in the
-        queue and is not handed out: finished, it would be deleted."""
+        """Copy a batch to the quarantine.
+
+        Returns:
+            False when the batch is too large for the quarantine. It then stays in the queue and is
+            not handed out: if it were finished, it would be deleted.
+        """
         try:
             quarantine(
                 self._store,
@@ -279,13 +340,17 @@ class DispatcherTerm:
         return True
 
     def acknowledge(self, frontier: int) -> None:
-        """Take the batches before it out of the queue."""
+        """Take the batches before the frontier out of the queue."""
         self.consumer.ack_through(frontier - 1)
         self.known = {key: each for key, each in self.known.items() if key >= frontier}
         self._stuck = {key for key in self._stuck if key >= frontier}
 
     def _adopt(self) -> Claims:
-        """Take the claims over from a dispatcher with a lower epoch, whatever it last wrote."""
+        """Take the claims over from a dispatcher with a lower epoch, whatever it last wrote.
+
+        Raises:
+            Fenced: The claims have a higher epoch already.
+        """
         first = self.end
         queue, epoch = self.consumer.position_of(first).queue_id, self.consumer.epoch
 
@@ -295,7 +360,7 @@ class DispatcherTerm:
             if found.queue == queue and found.epoch > epoch:
                 return found
             if self._config.reader and found.epoch + 1 < epoch and first < found.frontier:
-                # Somebody set the reader back since.
+                # The reader was reset to an earlier position in the meantime.
                 return Claims(epoch, first, tokens=found.tokens, queue=queue)
             return found.adopted(epoch, queue, first)
 
@@ -305,12 +370,17 @@ class DispatcherTerm:
         return found
 
     def write(self, after: Claims) -> None:
-        """Store changed claims. Fenced where another dispatcher has them and nothing was written,
-        TransientStorageError where that is not known."""
+        """Store changed claims.
+
+        Raises:
+            Fenced: Another dispatcher has the claims. Nothing was written.
+            TransientStorageError: It is not known whether they were written.
+        """
         before = self.claims
 
         def decide(found: Claims | None) -> Claims | None:
-            # Our own write whose answer was lost, or another dispatcher's: then nothing is written.
+            # Found other claims: our own write whose answer was lost, or those of another
+            # dispatcher. Either way nothing is written.
             return after if found == before else found
 
         if after != before:
@@ -334,14 +404,17 @@ def _claims_object(store: Store, config: ConsumerConfig, runtime: Runtime) -> Ca
 
 
 class Dispatcher:
-    """The claims of one queue's workers.
+    """The claims of one queue's workers, across all terms of this process's broker.
 
     Args:
-        queue: What the broker appends to; None for a queue of its own.
-        is_announced: Whether clients are sent to this broker and to no other; reads the store. Only
-            then are the claims taken over from another dispatcher.
-        is_current: Whether that was so some seconds ago; reads nothing.
-        steady_since: As :class:`.Heartbeats` has it.
+        store: The queue's store.
+        config: Settings of the queue's consumer.
+        runtime: Clock and threads.
+        queue: The queue that the broker appends to; None to open a separate one.
+        is_announced: Returns whether clients are sent to this broker and to no other; reads the
+            store. Only then are the claims taken over from another dispatcher.
+        is_current: Returns whether that was true some seconds ago; reads nothing.
+        steady_since: See :class:`.Heartbeats`.
     """
 
     def __init__(
@@ -375,7 +448,7 @@ class Dispatcher:
         self._acked_at = float("-inf")
 
     def of_reader(self, reader: str) -> Dispatcher:
-        """The dispatcher of one reader's workers; this one where the queue is no log."""
+        """Return the dispatcher for one reader's workers; this one if the queue is not a log."""
         with self._condition:
             if reader and reader not in self._readers:
                 self._readers[reader] = Dispatcher(
@@ -398,16 +471,21 @@ class Dispatcher:
                     self._claiming.append(request)
                 else:
                     self._finishing.append(request)
-                # Not before a worker asks: taking claims fences any other consumer.
+                # Start only when a worker asks: taking the claims fences any other consumer.
                 self._start()
                 self._condition.notify_all()
                 return
         self._refuse([request])
 
     def beat(self, tokens: list[int]) -> bool:
-        """Note a worker's heartbeat for these claims; False when it must go to another broker. One
-        that does not reach the store may have been replaced, and its answers would keep workers
-        from the next broker, where their claims would lapse."""
+        """Note a worker's heartbeat for these claims.
+
+        A broker that does not reach the store may have been replaced. If it went on answering, it
+        would keep workers from the next broker, where their claims would lapse.
+
+        Returns:
+            False when the worker has to go to another broker.
+        """
         if not self._is_current():
             return False
         term = self._term
@@ -415,8 +493,8 @@ class Dispatcher:
             term.heartbeats.receive(tokens, self._runtime.monotonic())
         with self._condition:
             if tokens and not self._leaving and self._task is None:
-                # Take the claims over at once: a predecessor that was only suspended would find no
-                # heartbeats, and hand the batches to other workers.
+                # Take the claims over at once. A predecessor that was only suspended would find no
+                # heartbeats, and would hand the batches to other workers.
                 self._has_new_batches = True
                 self._start()
         return True
@@ -430,7 +508,7 @@ class Dispatcher:
             self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
 
     def held_now(self) -> float | None:
-        """Batches that workers hold; None while this broker hands out nothing."""
+        """Return how many batches workers hold; None while this broker hands out no batches."""
         term = self._term
         return None if term is None else len(term.claims.held)
 
@@ -444,7 +522,11 @@ class Dispatcher:
             each.appended()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Answer what waits with ``moved``, and leave the queue's consumer to a successor."""
+        """Refuse waiting requests as ``moved``, and leave the queue to a successor.
+
+        Args:
+            timeout: Seconds to wait for the thread; None waits without a limit.
+        """
         with self._condition:
             self._leaving = True
             self._condition.notify_all()
@@ -462,7 +544,8 @@ class Dispatcher:
                     if self._leaving:
                         return
                     finishing, self._finishing = self._finishing, []
-                    # A batch for a worker that is gone would be held until its claim lapsed.
+                    # Drop requests of workers that are gone: a batch for one would be held until
+                    # its claim lapsed.
                     claiming = [each for each in self._claiming if each.waits()]
                     self._claiming = []
                     has_new_batches, self._has_new_batches = self._has_new_batches, False
@@ -476,7 +559,7 @@ class Dispatcher:
                 try:
                     self._acknowledge()
                 except Exception as error:
-                    # All requests have been answered: what is done stays done.
+                    # All requests have been answered, and finished batches stay finished.
                     self._fail([], error)
         finally:
             with self._condition:
@@ -486,7 +569,7 @@ class Dispatcher:
             self._end_term()
 
     def _wait(self) -> None:
-        """Until there is something to do; with the lock."""
+        """Wait until there is something to do. Called with the lock."""
         while not self._leaving and not self._finishing and not self._has_new_batches:
             now, term = self._runtime.monotonic(), self._term
             if term is None:
@@ -512,7 +595,7 @@ class Dispatcher:
         is_due = has_new_batches or now >= term.read_at + POLL_S
         left = this_round.hand_out(claiming, is_due)
         term.write(this_round.claims)
-        # It is stored: only now it is answered.
+        # The claims are stored: only now may the requests be answered.
         self._ended.update(this_round.ended)
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
@@ -524,23 +607,24 @@ class Dispatcher:
 
     def _ensure_term(self) -> DispatcherTerm:
         if self._fenced is not None:
-            # The queue was taken on purpose: taking it back would make the two fence each other.
+            # Another consumer took the queue on purpose. If this one took it back, the two would
+            # fence each other for ever.
             raise self._fenced
         if self._term is not None:
             return self._term
         if not self._is_announced():
-            # A broker that claimed the queue and gave up before it wrote the claims would look like
-            # another consumer, and the announced broker would stop for it.
+            # If a broker claimed the queue and gave up before it wrote the claims, it would look
+            # like another consumer, and the announced broker would stop for it.
             raise errors.TransientStorageError("another broker is announced by now: ask it")
         term = DispatcherTerm(
             self._store, self._config, self._runtime, self._queue, self._steady_since
         )
         claims = term.claims
-        # Where the claims were deleted, tokens are drawn again that named other claims before.
+        # If the claims were deleted, tokens are drawn again that named other claims before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
         self._last_epoch = claims.epoch
         self._term = term
-        # Held and finished batches must be known, to be handed out again or acknowledged.
+        # Read all held and finished batches: they will be handed out again or acknowledged.
         needed = max([claims.frontier, *(key + 1 for key in claims.held)])
         now = self._runtime.monotonic()
         while term.end < needed and term.read_more(needed - term.end, now):
@@ -558,7 +642,7 @@ class Dispatcher:
             return
         now = self._runtime.monotonic()
         if (self._finishing or self._has_new_batches) and now - self._acked_at < ACK_S:
-            return  # There is another round at once.
+            return  # The next round follows at once.
         self._acked_at = now
         try:
             term.acknowledge(frontier)
@@ -566,7 +650,10 @@ class Dispatcher:
             log.warning("acknowledging through %d is put off: %s", frontier - 1, error)
 
     def _fail(self, requests: list[Request], error: BaseException) -> None:
-        """Begin anew from storage, after a round that failed or whose outcome is not known."""
+        """End the term and report the error of a round that failed or has an unknown outcome.
+
+        The next round begins again from storage.
+        """
         self._end_term()
         if isinstance(error, errors.Fenced):
             if self._fenced is None and self._was_fenced_by_a_replaced_broker():
@@ -589,8 +676,11 @@ class Dispatcher:
             self._runtime.sleep(RETRY_S)
 
     def _was_fenced_by_a_replaced_broker(self) -> bool:
-        """Whether this dispatcher was fenced by that of a broker that was suspended, takes the
-        claims over on a heartbeat, and steps down: then no broker would hand out batches."""
+        """Return whether this dispatcher was fenced by a broker that was itself replaced.
+
+        Such a broker was suspended, takes the claims over on a heartbeat, and then steps down. If
+        this dispatcher stopped, no broker would hand out batches.
+        """
         until = self._runtime.monotonic() + REPLACED_S
         with self._condition:
             if wait_for(self._runtime, self._condition, lambda: self._leaving, until=until):

@@ -1,5 +1,30 @@
-"""Which of several processes serves a queue as its broker: who replaces the discovery record of a
-dead one first, and renews it. Two brokers at once are safe, and only slow."""
+"""Choose which of several processes serves a queue as its broker.
+
+Every process that may be the broker runs a :class:`LeaderElection`. All of them watch one object,
+the discovery record ``<prefix>/_broker.json``, which names the broker that serves. The broker
+renews the record every :data:`BEAT_S` seconds. The others stand by. One of them replaces the record
+by compare-and-swap once the broker has left, or is dead::
+
+    process 1   takes the record (term 1), serves, is killed
+    process 2   stands by ............................... takes the record (term 2), serves
+    process 3   stands by ............................... loses that race, stands by
+
+A process that stands by calls a broker dead in two cases. No process listens at its address, twice
+in a row: then its process has surely ended. Or the address is not reached, and the record has not
+changed for :data:`SILENT_S` by the watcher's own clock. Clocks of two machines are never compared.
+
+**Things that can go wrong:**
+
+* Two brokers serve at the same time, for example because the first one was only suspended. That is
+  safe: each append is a compare-and-swap on the manifest. It is slow, because they lose races. A
+  broker that loses a race reads the record at once, and steps down if it names another broker.
+* A broker cannot reach the store, and others can. While it answers its clients, they wait for
+  writes that it cannot make. So it steps down once its last renewal is :data:`SILENT_S` old.
+* The process cannot start a thread, or its port is in use. The election tries again, because an
+  operator may repair the cause while the process lives.
+* The record is not readable, perhaps because a later release wrote it. It is replaced unless its
+  broker renews it within :data:`SILENT_S`.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +55,33 @@ BEAT_S = 2.0
 """Seconds between two renewals of the record."""
 
 SILENT_S = 2.5 * BEAT_S
-"""A broker that is not reached is dead when its record was not renewed for so long. One that other
-processes reach goes on renewing it, and is left alone."""
+"""Seconds without a renewal after which a broker that is not reached counts as dead. A broker that
+other processes reach goes on renewing its record, and is left alone."""
 
 LATE_S = 1.5 * BEAT_S
-"""A renewal so long after the last one shows that this broker was suspended, or did not reach the
-store: it may have missed heartbeats of workers."""
+"""Seconds. A renewal this long after the last one shows that this broker was suspended or did not
+reach the store: it may have missed heartbeats of workers."""
 
 STAND_BY_S = 1.0
 """Seconds between two reads of the record while another broker serves."""
 
 RECHECK_S = 0.5
-"""Seconds, at least, between two reads of the record after lost races."""
+"""Least seconds between two reads of the record after lost races."""
 
 REFUSED_S = 0.2
-"""Seconds between two connections: refused both times, the process has surely ended."""
+"""Seconds between two attempts to connect. If both are refused, the process has surely ended."""
 
 
 class LeaderElection:
-    """Runs a broker in this process while no other process does. ``network`` opens its port, and
-    the connections that show whether another broker lives."""
+    """A thread that runs a broker in this process while no other process serves.
+
+    Args:
+        store: The queue's store.
+        config: The queue's settings.
+        runtime: Clock and threads.
+        network: Opens the broker's port, and the connections that show whether another broker
+            lives.
+    """
 
     def __init__(
         self, store: Store, config: QueueConfig, runtime: Runtime, network: WebSocketNetwork
@@ -59,7 +91,7 @@ class LeaderElection:
         self._runtime = runtime
         self._network = network
         self._lease = Lease(store, config, runtime)
-        # The record as last read, and since when it has not changed, by this process's clock.
+        # The record as last read, and since when it has been the same, by this process's clock.
         self._seen: DiscoveryRecord | None = None
         self._seen_since = 0.0
         self._condition = runtime.condition()
@@ -73,13 +105,14 @@ class LeaderElection:
         self._beaten_at = 0.0
         self._steady_at = 0.0
         self.failure: OpenDataBufferError | None = None
-        """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
+        """Why it last did not serve: for example an address in use, or a prefix that has another
+        queue."""
         self._id = runtime.ulid()
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
 
     @property
     def serving(self) -> DiscoveryRecord | None:
-        """Its own record while it serves, from when its port is open."""
+        """The record of this process's broker while it serves, from when its port is open."""
         return self._mine if self._is_open else None
 
     @property
@@ -89,7 +122,11 @@ class LeaderElection:
         return None if self._mine is not None or seen is None or not seen.serves else seen
 
     def stop(self, timeout: float | None = None) -> None:
-        """Step down and take the address out of the record: the next broker need not wait."""
+        """Step down, and remove the address from the record; the next broker need not wait.
+
+        Args:
+            timeout: Seconds to wait for the thread; None waits without a limit.
+        """
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
@@ -104,18 +141,19 @@ class LeaderElection:
                     log.warning("broker of %s: %s", self._store.url, error)
                     wait = STAND_BY_S
                     if self._mine is not None and self._is_cut_off():
-                        # Others may reach the store. While this broker answers its clients, they
-                        # wait for writes that it cannot make.
+                        # Other processes may reach the store. While this broker answers its
+                        # clients, they wait for writes that it cannot make.
                         log.warning("%s does not reach the store: it steps down", self._mine)
                         self._step_down()
                 except OpenDataBufferError as error:
-                    # A port that is taken, a queue that needs an operator: it may be repaired while
-                    # this process lives.
+                    # For example a port in use, or a queue that needs an operator. Go on: it may
+                    # be repaired while this process lives.
                     log.error("broker of %s does not serve: %s", self._store.url, error)
                     self.failure = error
                     wait = SILENT_S
                 except Exception:
-                    # No thread left, or a bug. If this thread ended, the process would never serve.
+                    # No thread is left, or there is a bug. If this thread ended, the process would
+                    # never serve.
                     log.exception("broker of %s does not serve", self._store.url)
                     wait = SILENT_S
                 self._wait(wait)
@@ -145,7 +183,7 @@ class LeaderElection:
             self._step_down()
             return 0.0
         self._mine = beaten
-        # In this order: the dispatcher may read them between the two lines.
+        # Keep this order: the dispatcher may read both between the two lines.
         self._steady_at = self._steady_since()
         self._beaten_at = self._runtime.monotonic()
         return BEAT_S
@@ -158,7 +196,7 @@ class LeaderElection:
             if announced is not None and announced.fault:
                 log.warning("it is replaced unless its broker renews it: %s", announced.fault)
         if announced is not None and announced.fault and now - self._seen_since < SILENT_S:
-            return STAND_BY_S  # A later release may write what this one cannot read.
+            return STAND_BY_S  # A later release may write records that this one cannot read.
         if announced is not None and announced.serves:
             is_alive = self._is_alive(announced)
             if is_alive or (is_alive is None and now - self._seen_since < SILENT_S):
@@ -166,7 +204,11 @@ class LeaderElection:
         return self._take_over(announced)
 
     def _is_alive(self, announced: DiscoveryRecord) -> bool | None:
-        """False when its process has surely ended; None when it is not reached."""
+        """Return whether the announced broker's process lives.
+
+        Returns:
+            False when its process has surely ended; None when it is not reached.
+        """
         for pause_s in (REFUSED_S, 0.0):
             try:
                 self._network.connect(announced).close()
@@ -179,8 +221,8 @@ class LeaderElection:
 
     def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:
-            # The port, and its certificate, live as long as this object, as the id does: a record
-            # of an earlier attempt to serve may be written late, and names them all.
+            # The port, its certificate and the id live as long as this object. A record of an
+            # earlier attempt to serve may be written late, and it names all three.
             self._port = self._network.listen()
         settings = consumer_settings(self._config)
         claim = claim_for_writing(
@@ -228,14 +270,17 @@ class LeaderElection:
         return BEAT_S
 
     def _is_announced(self) -> bool:
-        """Whether this broker serves and its record is the stored one; the dispatcher asks."""
+        """Return whether this broker serves and the stored record is its own."""
         mine = self._mine
-        # A lease of its own: another thread renews the record by this object's.
+        # Use a separate lease: another thread renews the record with this object's lease.
         announced = Lease(self._store, self._config, self._runtime).read()
         return mine is not None and mine.same_broker(announced)
 
     def _note_lost_race(self) -> None:
-        """Another writer was faster: read at once whether it is another broker."""
+        """Note that another writer was faster, so that the record is read at once.
+
+        The other writer may be another broker.
+        """
         with self._condition:
             self._check_soon = True
             self._condition.notify_all()
@@ -243,7 +288,7 @@ class LeaderElection:
     def _step_down(self) -> None:
         broker, self.broker, self._mine, self._is_open = self.broker, None, None, False
         if broker is not None:
-            # What waits is refused: its clients know at once that it was not appended.
+            # Waiting requests are refused, so their clients know at once that nothing was appended.
             broker.stop(timeout=5)
         if self._port is not None:
             self._port.shut()
@@ -261,8 +306,8 @@ class LeaderElection:
 
 
 def consumer_settings(config: QueueConfig) -> ConsumerConfig:
-    """Settings of the broker's consumer: the queue's, and defaults for the rest."""
+    """Return the settings of the broker's consumer: the queue's, and defaults for the rest."""
     if isinstance(config, ConsumerConfig):
-        return replace(config, reader="")  # each worker names its own
+        return replace(config, reader="")  # each worker names its own reader
     shared = {each.name: getattr(config, each.name) for each in fields(QueueConfig)}
     return ConsumerConfig(**shared)

@@ -1,4 +1,7 @@
-"""WebSockets inside TLS: connections to a broker, and its port, which an event loop serves."""
+"""Connect clients to a broker with WebSockets inside TLS, and serve the broker's port.
+
+Clients use blocking connections. The broker's port runs on an event loop in a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +54,13 @@ HANDSHAKE_S = 2.0
 MAX_CLIENTS = 10_000
 
 MAX_OPEN_HANDSHAKES = 1_000
-"""Open handshakes, beyond ``MAX_CLIENTS``: the process needs files for its store."""
+"""Most open handshakes in addition to ``MAX_CLIENTS``: the process needs files for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
 """Seconds after which a silent client is sent a ping, and then disconnected without an answer."""
 
 QUEUED_ANSWERS = 1_024
-"""Answers that wait for a client that does not read; then it is disconnected."""
+"""Most answers that wait for a client that does not read; at one more it is disconnected."""
 
 TRY_AGAIN_LATER = 1013
 
@@ -67,11 +70,12 @@ class Listen:
     """Where a broker listens, and how its clients reach it.
 
     Attributes:
-        port: 0 takes a free one.
-        advertise: ``host:port`` for clients, where that differs from what is listened on. For
-            ``0.0.0.0`` and ``::`` it is this machine's address towards other networks by default.
-        certificate: Path of a PEM file with the broker's certificate, and ``key`` of its private
-            key. Without them the broker makes a certificate.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        advertise: ``host:port`` for clients, if they must use another address. Default: the address
+            listened on; for ``0.0.0.0`` and ``::`` this machine's address towards other networks.
+        certificate: Path of a PEM file with the broker's certificate. Empty: the broker makes one.
+        key: Path of a PEM file with its private key; empty if it is in the same file.
     """
 
     host: str = "127.0.0.1"
@@ -82,26 +86,41 @@ class Listen:
 
 
 class WebSocketNetwork:
-    """Connections to brokers, and a port for a broker of this process; ``listen`` is where."""
+    """Connections to brokers, and a port for a broker of this process.
+
+    Args:
+        runtime: Clock and threads.
+        listen: Where to listen. Default: a free port of the loopback address.
+    """
 
     def __init__(self, runtime: Runtime, listen: Listen | None = None) -> None:
         self._runtime = runtime
         self._listen = listen or Listen()
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        """A connection to the announced broker, within :data:`.CONNECT_S`. Raises ChannelClosed
-        where it is not reached or shows another certificate, ProtocolError where it speaks another
-        version."""
+        """Return a connection to the announced broker, within :data:`.CONNECT_S`.
+
+        Raises:
+            ChannelClosed: The broker is not reached, or shows another certificate.
+            ProtocolError: It speaks another version.
+        """
         return Connection(open_channel(broker_record, CONNECT_S), broker_record, self._runtime)
 
     def listen(self) -> WebSocketPort:
-        """A port of this process. Raises InvalidInput where the address cannot be used."""
+        """Return a port of this process.
+
+        Raises:
+            InvalidInput: The address or the certificate cannot be used.
+        """
         return WebSocketPort(self._listen, self._runtime)
 
 
 def listen_for(store: Store) -> Listen:
-    """Where a broker listens by default: at the address that it announces, and no other. A loopback
-    address, of a queue that machines share, would mean another process on each of them."""
+    """Return where a broker listens by default: at the address that it announces, and no other.
+
+    It must not announce a loopback address for a queue that several machines share: on each of them
+    that would mean another process.
+    """
     on_one_machine = store.url.startswith(("file://", "memory://"))
     return Listen() if on_one_machine else Listen(host=own_address())
 
@@ -136,7 +155,7 @@ def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:
             )
         connection = stack.enter_context(
             websockets_client.connect(
-                # Not wss: this socket has TLS already.
+                # The scheme is not wss because this socket has TLS already.
                 f"ws://{broker_record.address}/",
                 sock=cast(socket.socket, tls),
                 open_timeout=max(0.001, until - SystemRuntime.monotonic()),
@@ -151,8 +170,8 @@ def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:
     except ConnectionRefusedError as error:
         raise ChannelRefused(f"no process listens at {broker_record.address}") from error
     except (OSError, ValueError, RuntimeError, WebSocketException) as error:
-        # TimeoutError and ssl.SSLError are OSErrors; a ValueError says that the address is not
-        # valid, a RuntimeError that no thread is left for the connection.
+        # TimeoutError and ssl.SSLError are OSErrors. A ValueError means that the address is not
+        # valid, and a RuntimeError that no thread is left for the connection.
         raise ChannelClosed(f"{broker_record.address} is not reached: {error}") from error
     finally:
         stack.close()
@@ -167,7 +186,7 @@ class _WebSocketChannel:
         socket_owners.add(self)
 
     def descriptors(self) -> list[int]:
-        """The file descriptor of the connection."""
+        """Return the file descriptor of the connection."""
         return [self._connection.socket.fileno()]
 
     def send(self, message: bytes) -> None:
@@ -185,14 +204,21 @@ class _WebSocketChannel:
             raise ChannelClosed(str(error)) from error
 
     def close(self) -> None:
-        # First without the closing handshake: a suspended broker would not answer it.
+        # Close the socket without the closing handshake: a suspended broker would not answer it.
         self._connection.close_socket()
         self._stack.close()
 
 
 class WebSocketPort:
-    """A listening port; refuses clients until :meth:`open`. Raises InvalidInput where the address
-    or the certificate cannot be used."""
+    """A listening port, which refuses clients until :meth:`open`.
+
+    Args:
+        listen: Where to listen, and with which certificate.
+        runtime: Clock and threads.
+
+    Raises:
+        InvalidInput: The address or the certificate cannot be used.
+    """
 
     def __init__(self, listen: Listen, runtime: Runtime) -> None:
         self._listen = listen
@@ -201,7 +227,7 @@ class WebSocketPort:
         self._clients: set[ServerConnection] = set()
         self._open: set[ServerConnection] = set()
         self._refused: set[str] = set()
-        # Clients must leave some of the files that the process may open to its own store.
+        # Clients may use only some of the files that the process may open: its store needs others.
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = 2 * MAX_CLIENTS if soft == resource.RLIM_INFINITY else soft
         self._most_clients = min(MAX_CLIENTS, files // 2)
@@ -225,7 +251,7 @@ class WebSocketPort:
             ) from error
 
     def descriptors(self) -> list[int]:
-        """File descriptors of the port and of its clients."""
+        """Return the file descriptors of the port and of its clients."""
         server = self._server
         sockets = [] if server is None else list(server.sockets)
         for client in list(self._open):
@@ -237,12 +263,12 @@ class WebSocketPort:
         self._loop.call_soon_threadsafe(self._set_active, (broker, broker_record))
 
     def shut(self) -> None:
-        """End the connections and serve no client; the port stays open."""
+        """End all connections and refuse new clients; the port stays open."""
         with suppress(PermanentStorageError):
             self._call(self._shut)
 
     def close(self) -> None:
-        """Close the port."""
+        """Close the port. May be repeated."""
         if self._loop.is_closed():
             return
         self.shut()
@@ -269,7 +295,7 @@ class WebSocketPort:
         port = self
 
         class CountedConnection(ServerConnection):
-            """A connection with TLS, which counts before its handshake."""
+            """A connection with TLS that is counted from before its handshake."""
 
             tls: TlsTransport
 
@@ -292,18 +318,19 @@ class WebSocketPort:
             self._serve,
             self._listen.host,
             self._listen.port,
-            # Small, until a client has shown that it knows the secret.
+            # Keep messages small until a client has shown that it knows the secret.
             max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
             create_connection=CountedConnection,
             compression=None,
-            # For TLS and HTTP: a client waits as long, with hundreds that connect at once.
+            # The time for TLS and HTTP. A client waits as long, which hundreds of clients need
+            # that connect at the same time.
             open_timeout=CONNECT_S,
             close_timeout=1,
             ping_interval=PING_S,
             ping_timeout=PONG_S,
             max_queue=16,
             server_header=None,
-            # Its own log has each port scan; ours names each address once.
+            # The library logs each port scan; our log names each address once.
             logger=logging.getLogger("opendata_buffer.broker.websockets"),
         )
         host, number = self._listen.host, next(iter(self._server.sockets)).getsockname()[1]
@@ -320,7 +347,7 @@ class WebSocketPort:
         assert self._server is not None
         self._server.close(close_connections=True)
         await self._server.wait_closed()
-        # A client that connected meanwhile would wait for an answer until its timeout.
+        # A client that connected in the meantime would wait for an answer until its timeout.
         for client in list(self._open):
             client.transport.abort()
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -355,7 +382,7 @@ class WebSocketPort:
                 outbox.put_nowait(body)
 
         def send(body: dict[str, Any]) -> None:
-            # RuntimeError: the loop was closed. The client's connection was, too.
+            # RuntimeError: the loop was closed, and with it the client's connection.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(put, body)
 
@@ -368,7 +395,7 @@ class WebSocketPort:
             if self._size_name is not None:
                 setattr(client.protocol, self._size_name, MAX_MESSAGE_BYTES)
             writer = asyncio.create_task(_write(client, end, outbox))
-            # However it ends: a connection without answers is of no use to the client.
+            # Close the connection however the writer ends: a client cannot use it without answers.
             writer.add_done_callback(lambda _: client.transport.abort())
             while True:
                 session.received(await client.recv(decode=False))
@@ -391,7 +418,7 @@ class WebSocketPort:
 
 
 def new_broker_end(broker: Broker, broker_record: DiscoveryRecord) -> BrokerEnd:
-    """The broker's end of a new connection."""
+    """Return the broker's end of a new connection."""
     return BrokerEnd(
         broker_record.secret,
         broker_record.term,
@@ -405,15 +432,18 @@ socket_owners: WeakSet[_WebSocketChannel | WebSocketPort] = WeakSet()
 
 
 def _close_sockets() -> None:
-    """A child that was forked does not keep sockets: when its parent is killed they would seem
-    alive, and accept connections that no process serves."""
+    """Close this process's copies of the broker's sockets in a child that was forked.
+
+    If the child kept them, they would seem alive after the parent is killed, and would accept
+    connections that no process serves.
+    """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         for owner in list(socket_owners):
             for descriptor in owner.descriptors():
                 if descriptor >= 0:
-                    # Replaced and not closed: the socket's object in the child would later close
-                    # the number, which may be another file's by then.
+                    # Replace the descriptor instead of closing it: the socket object in the child
+                    # would later close this number, which may be another file's by then.
                     os.dup2(null, descriptor, inheritable=False)
     finally:
         os.close(null)
@@ -424,11 +454,11 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def own_address() -> str:
-    """This machine's address towards other networks; the loopback's where it has none."""
+    """Return this machine's address towards other networks; the loopback address without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Datagram sockets send nothing on connect: the kernel only chooses the route. The
-            # address is of a network that is reserved for documentation.
+            # A datagram socket sends nothing on connect: the kernel only chooses the route. The
+            # address belongs to a network that is reserved for documentation.
             probe.connect(("192.0.2.1", 9))
         except OSError:
             return "127.0.0.1"
@@ -436,8 +466,13 @@ def own_address() -> str:
 
 
 def _name_of_size() -> str | None:
-    """The attribute that limits a connection's messages, to be raised later; None where it is not
-    known. It is documented as an argument only, and its name changed between versions."""
+    """Return the attribute that limits a connection's messages, to be raised later.
+
+    It is documented as an argument only, and its name changed between versions.
+
+    Returns:
+        None if the attribute is not known.
+    """
     protocol = ServerProtocol(max_size=1)
     names = ("max_message_size", "max_size")
     return next((name for name in names if getattr(protocol, name, None) == 1), None)

@@ -1,40 +1,53 @@
-"""The messages of clients and brokers inside TLS, and the handshake before them.
+"""Encode and check the messages between clients and brokers, and the handshake before them.
 
-::
+Clients of a broker send it entries to append, ask it for pauses, and claim batches. The broker has
+to know that a client may read and write the queue, and the client has to know that it talks to the
+announced broker. Both trust only the store: a process that may read and write the queue's objects
+may use the broker. A connection begins with a handshake that shows this, inside TLS::
 
     broker  hello     {"v": 3, "term": 7, "name": N, "nonce": A}
     client  prove     {"v": 3, "secret": S}
     then, both ways, messages
 
-TLS encrypts and authenticates (:mod:`opendata_buffer.broker.tls`): the discovery record announces
-the fingerprint of the broker's certificate, and a client sends nothing to a process that shows
-another one. So no one on the way can read, change, repeat, reorder or leave out messages. This
-module has no network, and no cryptography except one hash.
+**The broker is authentic.** TLS encrypts and authenticates (:mod:`opendata_buffer.broker.tls`). The
+discovery record announces the fingerprint of the broker's certificate, and a client sends nothing
+to a process that shows another one. So no one on the way can read, change, repeat, reorder or leave
+out messages. This module has no network, and no cryptography except one hash.
 
-The secret S is in the discovery record: it shows that a client can read the queue. Reading is not
-enough, so the client puts the object ``<manifest>._clients/N`` with a hash of the nonce A, the name
-N and the certificate that it has checked. The broker reads and deletes it (decision 0032). Because
-of the nonce, the bytes are useless on any other connection. Because of the certificate, they are
-also useless to a process that announces itself and passes on what the real broker sends. Input that
-does not verify raises ProtocolError, and its connection is closed with nothing done.
+**The client may read.** The secret S is in the discovery record, so a client that sends it can read
+the queue.
 
-Messages are JSON objects. They are input: what reads them raises ProtocolError where a field is
-missing, of another type or out of bounds.
+**The client may write.** The client puts the object ``<manifest>._clients/N``, with a hash of the
+nonce A, the name N and the certificate that it has checked. The broker reads and deletes it
+(decision 0032). Because of the nonce, the bytes are useless on any other connection. Because of the
+certificate, they are also useless to a process that announces itself and forwards the messages of
+the real broker.
+
+Input that does not verify raises ProtocolError, and its connection is closed with nothing done.
+
+**Messages** are JSON objects. They are untrusted input: the functions that read them raise
+ProtocolError if a field is missing, has another type, or is out of bounds.
 
 =========  =====================================================================================
 client     ``written``: the object that shows that it may write is there; then ``append``: entries
-           to append in one piece; ``renew``: it waits on; ``pause``: it will write the manifest
-           itself; ``claim``, ``finish`` and ``beat`` of a worker; at any time ``ping``; ``stats``
-broker     ``granted``: it may write; ``done``: appended at a sequence; ``refused``: surely not
-           appended, ask again; ``lost``: storage gave no answer, search for it; ``failed``: what
-           the queue raised; ``given``: a pause begins; ``claimed``, ``finished`` and ``beaten``
-           to a worker; ``pong``; ``stats``
+           to append in one piece; ``renew``: it is still waiting; ``pause``: it will write the
+           manifest itself; ``claim``, ``finish`` and ``beat`` of a worker; at any time ``ping``
+           and ``stats``
+broker     ``granted``: it may write; ``done``: appended at a sequence; ``refused``: certainly not
+           appended, ask again; ``lost``: storage gave no answer, search for it; ``failed``: the
+           error that the queue raised; ``given``: a pause begins; ``claimed``, ``finished`` and
+           ``beaten`` to a worker; ``pong``; ``stats``
 =========  =====================================================================================
 
-**Until when a broker may append** (decision 0015). Each message of a broker carries its clock, and
-a request the last one that its client received. The broker begins no write for a request that is
-too old by its own clock, and the client waits as long on its own before it asks another broker.
-While it waits and receives messages it renews the request. No two clocks are ever compared.
+**How long a broker may append** (decision 0015). A client that gets no answer asks another broker,
+and the first one must not write the entries later. So each message of a broker carries the broker's
+clock, and each request carries the last clock that its client received. The broker begins no write
+for a request that is too old by its own clock. The client waits as long by its clock before it asks
+another broker. While it waits and still receives messages, it renews the request. Two clocks are
+never compared. For example, with 2 seconds::
+
+    broker's clock    100.0 sends a message         102.1 the request of clock 100.0 is refused
+    client's clock      7.0 receives it               9.0 asks another broker
 """
 
 from __future__ import annotations
@@ -58,7 +71,7 @@ from opendata_buffer.stores.base import Store, read_bytes
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Largest message, either way. A client appends by itself what does not fit."""
+"""Largest message in either direction, in bytes. A client appends larger requests directly."""
 
 MAX_HANDSHAKE_BYTES = 1_024
 
@@ -67,26 +80,26 @@ NONCE_BYTES = 32
 _VERSION = 3
 
 MAX_UNDER_WAY = 256
-"""Objects that are read at the same time: a store that stalls must not take all threads."""
+"""Most objects that are read at the same time: a store that hangs must not take all threads."""
 
 CHECK_S = 3.0
-"""Seconds for reading one: its client waits no longer."""
+"""Seconds for reading one object; its client does not wait longer."""
 
 _SUFFIX_BYTES = len("._clients/") + 26
 
 
 class ProtocolError(errors.OpenDataBufferError):
-    """The other side is no broker or client of this queue, or speaks another version."""
+    """The other side is not a broker or client of this queue, or speaks another version."""
 
 
 class _End:
-    """The part that both ends share: the discovery record's secret and term, and the messages.
+    """The part that both ends of a connection share: the secret, the term, and the messages.
 
     Args:
-        secret: The discovery record's.
-        term: The discovery record's.
+        secret: The secret in the discovery record.
+        term: The term in the discovery record.
         certificate: Fingerprint of the broker's certificate on this connection, as the client has
-            checked it; empty where a connection stays in one process.
+            checked it; empty for a connection within one process.
     """
 
     def __init__(self, secret: bytes, term: int, certificate: str) -> None:
@@ -95,9 +108,9 @@ class _End:
         self._certificate = certificate
         self._nonce = b""
         self.is_ready = False
-        """Whether messages may follow."""
+        """Whether the handshake is over, so that messages may follow."""
         self.proof_name = ""
-        """The name of the object that shows that the client may write: a ULID."""
+        """Name of the object that shows that the client may write: a ULID."""
 
     def write_proof(self) -> bytes:
         """Return the content of the object ``proof_name``, in hexadecimal digits."""
@@ -119,7 +132,7 @@ class _End:
         return data
 
     def decode(self, message: bytes) -> dict[str, Any]:
-        """Return the body of a message received.
+        """Return the body of a message that was received.
 
         Raises:
             ProtocolError: It is not a JSON object, or came before the handshake was over.
@@ -130,7 +143,15 @@ class _End:
 
 
 class BrokerEnd(_End):
-    """The broker's end of one connection. ``proof_name`` is a new ULID, ``nonce`` is random."""
+    """The broker's end of one connection.
+
+    Args:
+        secret: The secret in the discovery record.
+        term: The term in the discovery record.
+        certificate: Fingerprint of the broker's certificate.
+        nonce: Random bytes, new for each connection.
+        proof_name: A new ULID.
+    """
 
     def __init__(
         self, secret: bytes, term: int, certificate: str, nonce: bytes, proof_name: str
@@ -140,7 +161,7 @@ class BrokerEnd(_End):
         self.proof_name = proof_name
 
     def hello(self) -> bytes:
-        """Return the first message, the broker's."""
+        """Return the first message, which the broker sends."""
         hello = {
             "v": _VERSION,
             "term": self._term,
@@ -153,7 +174,7 @@ class BrokerEnd(_End):
         """Check the client's first message, which shows that it knows the secret.
 
         Raises:
-            ProtocolError: It does not, or speaks another version.
+            ProtocolError: It does not know the secret, or speaks another version.
         """
         shown = _bytes(_handshake(prove), "secret")
         if not hmac.compare_digest(shown, self._secret):
@@ -198,7 +219,7 @@ def _handshake(data: bytes) -> dict[str, Any]:
 
 
 def other_version(version: object) -> ProtocolError:
-    """Return the error about a client or a broker of another release."""
+    """Return the error for a client or a broker of another release."""
     return ProtocolError(
         f"the other side speaks version {version!r} of the broker's protocol, and "
         f"this library version {_VERSION}: run one version of opendata-buffer everywhere"
@@ -222,13 +243,16 @@ def _bytes(message: Mapping[str, Any], name: str) -> bytes:
 
 
 def write_proof_folder(manifest_path: str) -> str:
-    """Where clients put their objects: beside the manifest, because that is what they may write."""
+    """Return the folder where clients put their objects.
+
+    It is next to the manifest, because that is where clients have the right to write.
+    """
     stem = manifest_path.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES].decode(errors="ignore")
     return f"{stem}._clients/"
 
 
 class WriteProofs:
-    """Checks the objects of a broker's clients. Thread-safe."""
+    """Checks the objects that a broker's clients put next to the manifest. Thread-safe."""
 
     def __init__(self, store: Store, manifest_path: str, runtime: Runtime) -> None:
         self._store = store
@@ -238,7 +262,10 @@ class WriteProofs:
         self._under_way = 0
 
     def clear(self) -> None:
-        """Delete what killed clients and brokers left, some bytes each. Raises nothing."""
+        """Delete the objects that killed clients and brokers left, without raising an error.
+
+        Each has a few bytes. Those that cannot be deleted stay.
+        """
         try:
             if left := self._store.list(self._folder, limit=1_000).objects:
                 self._store.delete_many([each.key for each in left])
@@ -246,8 +273,13 @@ class WriteProofs:
             log.info("what is left in %s stays there: %s", self._folder, error)
 
     def check(self, name: str, expected: bytes, answer: Callable[[Exception | None], None]) -> None:
-        """Have the object of that name read and deleted, by a thread, which calls ``answer`` once:
-        with None where it holds the expected bytes, or with the error."""
+        """Read and delete an object in a thread, and call ``answer`` once with the result.
+
+        Args:
+            name: Name of the object.
+            expected: Its content if the client may write.
+            answer: Gets None if the object holds the expected bytes, and the error otherwise.
+        """
         key = self._folder + name
         with self._lock:
             self._under_way += 1
@@ -262,40 +294,41 @@ class WriteProofs:
                     error = errors.PermanentStorageError(
                         f"{key!r} was not written for this connection"
                     )
-            except Exception as failed:  # Also a bug's: the client waits for an answer.
+            except Exception as failed:  # Even for a bug: the client waits for an answer.
                 error = failed
             with self._lock:
                 self._under_way -= 1
             answer(error)
-            with suppress(errors.StorageError):  # The next broker deletes what is left.
+            with suppress(errors.StorageError):  # The next broker deletes it.
                 self._store.delete_many([key])
 
         try:
             if is_busy:
                 raise RuntimeError("the broker checks too many clients at once")
             self._runtime.spawn(run, "opendata-buffer-write-proof")
-        except RuntimeError as failed:  # Also where no thread is left.
+        except RuntimeError as failed:  # Also raised when no thread is left.
             with self._lock:
                 self._under_way -= 1
             answer(errors.TransientStorageError(f"{failed}. Try again."))
 
 
 VALID_MS = 2_000
-"""Seconds that a request holds at most, and a client waits before it asks another broker."""
+"""Most milliseconds for which a request is valid, and a client waits before it asks another broker.
+"""
 
 MAX_ENTRIES = 10_000
-"""Entries of one append; a client appends by itself what has more."""
+"""Most entries of one append; a client appends larger ones directly."""
 
 MAX_OPEN_REQUESTS = 64
-"""Unanswered requests of one connection; a client that sends more is disconnected."""
+"""Most unanswered requests of one connection; a client that sends more is disconnected."""
 
 MAX_LOCATION_CHARS = 2_048
 
 Body: TypeAlias = dict[str, Any]
-"""Of a message: a JSON object."""
+"""The body of a message: a JSON object."""
 
 Responder: TypeAlias = Callable[[Body], None]
-"""Takes the answer to a request; called once, by any thread."""
+"""A function that takes the answer to a request; called once, by any thread."""
 
 MAX_CLAIMED = 1_000
 
@@ -310,22 +343,25 @@ MAX_REASON_CHARS = 4_096
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asks for, by its number on the client's connection."""
+    """A request of a client, with its number on the client's connection."""
 
     number: int
     answer: Responder
 
     def respond(self, op: str, **body: Any) -> None:
-        """Answer it."""
+        """Answer the request."""
         self.answer({"op": op, "n": self.number, **body})
 
 
 @dataclass(slots=True, eq=False)
 class AppendRequest(Request):
-    """Entries to append, contiguous and in order, all or none.
+    """A request to append entries, contiguous and in order, all or none.
 
-    A write may begin for ``valid_ms`` after ``heard``: the broker's own clock, as the client last
-    received it. An earlier attempt may have landed at ``since`` or later; None: there was none.
+    Attributes:
+        entries: The entries.
+        heard: The broker's own clock, as the client last received it.
+        valid_ms: Milliseconds after ``heard`` in which a write may begin.
+        since: First sequence at which an earlier attempt may have landed; None without one.
     """
 
     entries: tuple[NewEntry, ...]
@@ -334,15 +370,19 @@ class AppendRequest(Request):
     since: int | None = None
 
     def is_late(self, now: Moment) -> bool:
-        """Whether no write of it may begin any more."""
-        # A clock that ran backwards gives no age: the client sends the request again.
+        """Return whether no write of the request may begin any more."""
+        # If the clock ran backwards, the age is not known: the client sends the request again.
         return not self.heard.precedes(now) or self.heard.age_ms(now) > self.valid_ms
 
 
 @dataclass(slots=True, eq=False)
 class PauseRequest(Request):
-    """A client asks for a pause of so many of the broker's reads and ``writes``, to write the
-    manifest itself: more after each lost race, because it may be slower than the broker."""
+    """A request for a pause, so that the client can write the manifest itself.
+
+    Attributes:
+        writes: How many of its reads and writes the broker should skip. A client asks for more
+            after each lost race, because it may be slower than the broker.
+    """
 
     writes: int
 
@@ -350,7 +390,15 @@ class PauseRequest(Request):
 def append_body(
     number: int, entries: Sequence[NewEntry], clock: Any, valid_ms: int, since: int | None
 ) -> Body:
-    """The message of an append; ``clock`` is what the broker's last message had."""
+    """Return the message of an append.
+
+    Args:
+        number: Number of the request on this connection.
+        entries: The entries.
+        clock: The clock in the broker's last message.
+        valid_ms: Milliseconds for which the request is valid.
+        since: First sequence at which an earlier attempt may have landed, or None.
+    """
     return {
         "op": "append",
         "n": number,
@@ -362,7 +410,7 @@ def append_body(
 
 
 def metadata_body(metadata: Sequence[Metadata]) -> list[list[Any]]:
-    """Ranges of metadata as messages carry them."""
+    """Return ranges of metadata as messages carry them."""
     return [
         [each.start_index, each.ingestion_time_ms, b64encode(each.payload).decode()]
         for each in metadata
@@ -372,7 +420,16 @@ def metadata_body(metadata: Sequence[Metadata]) -> list[list[Any]]:
 def parse_append(
     body: Mapping[str, Any], data_path_prefix: str, answer: Responder
 ) -> AppendRequest:
-    """An append out of a message."""
+    """Return the append in a message.
+
+    Args:
+        body: The message.
+        data_path_prefix: The prefix that all locations must be below.
+        answer: Called with the answer.
+
+    Raises:
+        ProtocolError: The message is not valid.
+    """
     number, valid_ms = whole(body, "n"), whole(body, "valid_ms")
     since = None if body.get("since") is None else whole(body, "since")
     rows = body.get("entries")
@@ -400,7 +457,11 @@ def _entry(row: Any, data_path_prefix: str) -> NewEntry:
 
 
 def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:
-    """Ranges of metadata out of a message."""
+    """Return the ranges of metadata in a message.
+
+    Raises:
+        ProtocolError: A range is not valid.
+    """
     found = []
     for row in rows:
         match row:
@@ -415,7 +476,11 @@ def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:
 
 
 def parse_renewal(body: Mapping[str, Any]) -> list[int]:
-    """The numbers of the requests to renew."""
+    """Return the numbers of the requests to renew.
+
+    Raises:
+        ProtocolError: There is no list, or it is too long.
+    """
     numbers = body.get("n")
     if isinstance(numbers, list) and len(numbers) <= MAX_OPEN_REQUESTS:
         return [each for each in numbers if isinstance(each, int)]
@@ -423,14 +488,19 @@ def parse_renewal(body: Mapping[str, Any]) -> list[int]:
 
 
 def clock_body(now: Moment) -> list[float]:
-    """A broker's clock as its messages carry it; only the broker reads it."""
+    """Return a broker's clock as its messages carry it; only the broker reads it."""
     return [now.monotonic, now.wall_ms]
 
 
 def moment_of(clock: Any) -> Moment:
-    """A broker's clock as it comes back to it."""
+    """Return a broker's clock that a client sent back.
+
+    Raises:
+        ProtocolError: The message has no clock, or one out of bounds.
+    """
     match clock:
-        # Within bounds: an age is computed from it in the middle of a write for all clients.
+        # Check the bounds here: the age is computed in the middle of a write for all clients, which
+        # must not fail.
         case [int() | float() as monotonic, int(wall_ms)] if (
             -(1 << 63) <= monotonic < 1 << 63 and -(1 << 63) <= wall_ms < 1 << 63
         ):
@@ -439,7 +509,7 @@ def moment_of(clock: Any) -> Moment:
 
 
 def error_body(error: BaseException) -> Body:
-    """An error as a message carries it: its name, its text, and the values it names."""
+    """Return an error as a message carries it: its name, its text, and its values."""
     name = type(error).__name__
     if not isinstance(error, errors.OpenDataBufferError) or name not in errors.__all__:
         return {"name": "OpenDataBufferError", "text": f"{name}: {error}", "values": {}}
@@ -452,7 +522,11 @@ def error_body(error: BaseException) -> Body:
 
 
 def error_of(body: Any) -> errors.OpenDataBufferError:
-    """The error that a broker raised, for the caller of the client."""
+    """Return the error that a broker raised, to be raised at the client.
+
+    Raises:
+        ProtocolError: The message has another form.
+    """
     match body:
         case {"name": str(name), "text": str(text), "values": dict(values)} if (
             name in errors.__all__
@@ -473,7 +547,11 @@ def _plain(value: object) -> bool:
 
 
 def whole(body: Mapping[str, Any], name: str) -> int:
-    """A field that is a whole number and not negative."""
+    """Return a field that is a whole number and not negative.
+
+    Raises:
+        ProtocolError: It is something else.
+    """
     value = body.get(name)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
         return value
@@ -482,10 +560,16 @@ def whole(body: Mapping[str, Any], name: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class ClaimRequest(Request):
-    """A worker asks for ``most`` batches; none are an answer at ``until``, monotonic seconds.
+    """A worker's request for batches.
 
-    Without a heartbeat for ``timeout_ms`` its batches go to another worker; one that was handed out
-    ``max_deliveries`` times goes to the quarantine. ``waits`` tells whether it still waits.
+    Attributes:
+        most: Most batches to assign.
+        until: When to answer without batches, monotonic seconds.
+        worker: Name of the worker.
+        timeout_ms: Milliseconds without a heartbeat after which its batches go to another worker.
+        max_deliveries: A batch that was handed out this often goes to the quarantine; 0 for no
+            limit.
+        waits: Returns whether the worker still waits.
     """
 
     most: int
@@ -498,8 +582,15 @@ class ClaimRequest(Request):
 
 @dataclass(slots=True, eq=False)
 class FinishRequest(Request):
-    """A worker has done a batch, releases it, or rejects it: ``how`` is ``done``, ``release`` or
-    ``reject``, ``reason`` of a rejection. A released one is not handed out for ``rest_ms``."""
+    """A worker's request to end a claim.
+
+    Attributes:
+        how: ``done``, ``release`` or ``reject``.
+        sequence: The batch.
+        token: The claim.
+        reason: Why it is rejected.
+        rest_ms: Milliseconds for which a released batch is not handed out.
+    """
 
     how: str
     sequence: int
@@ -511,7 +602,17 @@ class FinishRequest(Request):
 def parse_claim(
     body: Mapping[str, Any], now: float, answer: Responder, waits: Callable[[], bool] = lambda: True
 ) -> ClaimRequest:
-    """A claim out of a message."""
+    """Return the claim in a message, with its values limited to their bounds.
+
+    Args:
+        body: The message.
+        now: The current time, monotonic seconds.
+        answer: Called with the answer.
+        waits: Returns whether the worker still waits.
+
+    Raises:
+        ProtocolError: The message is not valid.
+    """
     match body:
         case {"worker": str(worker)} if len(worker) <= MAX_NAME_CHARS:
             return ClaimRequest(
@@ -528,7 +629,11 @@ def parse_claim(
 
 
 def parse_finish(body: Mapping[str, Any], answer: Responder) -> FinishRequest:
-    """The end of a claim out of a message."""
+    """Return the end of a claim in a message.
+
+    Raises:
+        ProtocolError: The message is not valid.
+    """
     match body:
         case {"how": "done" | "release" | "reject" as how, "reason": str(reason)}:
             return FinishRequest(
@@ -544,7 +649,11 @@ def parse_finish(body: Mapping[str, Any], answer: Responder) -> FinishRequest:
 
 
 def parse_reader(body: Mapping[str, Any]) -> str:
-    """The reader whose batches a worker asks for; empty where the queue is no log."""
+    """Return the reader for which a worker asks; empty if the queue is not a log.
+
+    Raises:
+        ProtocolError: The name is not allowed.
+    """
     reader = body.get("reader", "")
     try:
         if reader != "":
@@ -555,7 +664,11 @@ def parse_reader(body: Mapping[str, Any]) -> str:
 
 
 def parse_beat(body: Mapping[str, Any]) -> list[int]:
-    """The tokens of a heartbeat."""
+    """Return the tokens of a heartbeat.
+
+    Raises:
+        ProtocolError: There are no tokens, or they are not numbers.
+    """
     match body.get("tokens"):
         case [*tokens] if all(type(each) is int for each in tokens):
             return tokens

@@ -1,11 +1,11 @@
-"""TLS between a client and a broker.
+"""Encrypt the connection between a client and a broker with TLS.
 
-A broker makes a certificate when it opens its port, or an operator brings one. The broker announces
-its fingerprint in the discovery record, and a client accepts exactly that certificate: no authority
-and no host name is involved. Python's ``ssl`` does the cryptography.
+A broker makes a certificate when it opens its port, or an operator provides one. The broker
+announces the certificate's fingerprint in the discovery record, and a client accepts only that
+certificate. Authorities and host names are not involved. Python's ``ssl`` does the cryptography.
 
-Both ends use :class:`TlsEnd`, which turns bytes into bytes and knows no socket, instead of an
-``SSLSocket`` and asyncio's TLS:
+Both ends use :class:`TlsEnd`, which turns bytes into bytes and does not know about sockets. There
+are two reasons not to use an ``SSLSocket`` and asyncio's TLS:
 
 * A client reads in one thread and writes in another. OpenSSL allows one call at a time for a
   connection, and an ``SSLSocket`` makes two. Here a lock protects the calls, and no thread holds it
@@ -30,9 +30,9 @@ from typing import Any
 from opendata_buffer.runtime import SystemRuntime
 
 _READ_BYTES = 32 * 1024
-"""Largest read from a socket. Together with the part of a record that came before, at most 16 KiB,
-this is less than websockets takes at once. It waits for the socket itself, so it would not notice
-bytes that are left in a TlsSocket."""
+"""Largest read from a socket. Together with the earlier part of a record, at most 16 KiB, this is
+less than ``websockets`` takes at once. That library waits for the socket itself, so it would not
+notice bytes that are left in a TlsSocket."""
 
 
 def client_context() -> ssl.SSLContext:
@@ -97,7 +97,7 @@ def _load_self_signed(context: ssl.SSLContext) -> str:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # Clients do not check dates: the certificate is good while the record announces it.
+        # Clients do not check dates: the certificate is valid while the record announces it.
         .not_valid_before(datetime.datetime(2020, 1, 1))
         .not_valid_after(datetime.datetime(9999, 12, 31))
         .sign(key, hashes.SHA256())
@@ -125,15 +125,15 @@ class TlsEnd:
         self._lock = threading.Lock()
         self.has_shaken_hands = False
         self.has_ended = False
-        """Whether the other side has closed the connection, or its end was cut off."""
+        """Whether the other side has closed the connection, or the connection was cut off."""
 
     @property
     def peer_certificate(self) -> bytes:
-        """The other side's certificate in DER; empty where it has none."""
+        """The other side's certificate in DER; empty if it has none."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     def begin(self) -> None:
-        """Begin the handshake; a client does that before anything is received."""
+        """Begin the handshake; a client does this before anything is received."""
         with self._lock, suppress(ssl.SSLWantReadError):
             self._tls.do_handshake()
 
@@ -144,7 +144,7 @@ class TlsEnd:
             data: The bytes; empty when the connection has ended.
 
         Returns:
-            Plain bytes. There are none during the handshake, whose answer is :meth:`to_send`.
+            Plain bytes. During the handshake they are empty; :meth:`to_send` has the answer to it.
 
         Raises:
             ssl.SSLError: The other side did not send these bytes, or sent others before them.
@@ -185,16 +185,17 @@ class TlsEnd:
 class TlsSocket:
     """A client's connected socket with TLS, for the library ``websockets``.
 
-    The end of the client's handshake stays here until the first :meth:`sendall`: nothing is sent to
-    a broker before its certificate was checked. One thread reads, and one at a time sends.
+    The end of the client's handshake stays here until the first :meth:`sendall`, because the client
+    sends nothing to a broker before it has checked the certificate. One thread reads, and one
+    thread at a time sends.
 
     Args:
         raw: The connected socket.
         timeout: Seconds for the handshake.
 
     Raises:
-        OSError: The connection ended, or the time is over; ``ssl.SSLError`` where the other side
-            does not speak TLS 1.3.
+        OSError: The connection ended, or the time is over; ``ssl.SSLError`` if the other side does
+            not speak TLS 1.3.
     """
 
     def __init__(self, raw: socket.socket, timeout: float) -> None:
@@ -205,7 +206,7 @@ class TlsSocket:
         self._end.begin()
         while not self._end.has_shaken_hands:
             raw.sendall(self._end.to_send())
-            # One limit for all reads: the other side may send a byte now and then.
+            # One limit for all reads together: the other side may send a byte now and then.
             raw.settimeout(max(0.001, until - SystemRuntime.monotonic()))
             self._plain += self._end.received(raw.recv(_READ_BYTES))
             if self._end.has_ended:
@@ -235,18 +236,18 @@ class TlsSocket:
         self._raw.close()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._raw, name)  # The rest is the socket's own.
+        return getattr(self._raw, name)  # The socket has the other methods.
 
 
 class TlsTransport:
-    """An asyncio transport whose connection has TLS; the rest is the transport's."""
+    """An asyncio transport with TLS; other methods are those of the raw transport."""
 
     def __init__(self, raw: asyncio.Transport, context: ssl.SSLContext) -> None:
         self._raw = raw
         self._end = TlsEnd(context, server_side=True)
 
     def received(self, data: bytes, take: Callable[[bytes], None]) -> None:
-        """Hand plain bytes to ``take``; end the connection where they are not right."""
+        """Hand plain bytes to ``take``; end the connection if the bytes are not valid TLS."""
         try:
             plain = self._end.received(data)
         except ssl.SSLError:

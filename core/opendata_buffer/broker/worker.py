@@ -1,8 +1,8 @@
-"""Claims batches, and finishes, releases or rejects them.
+"""Claim batches from a queue that several workers share, and finish, release or reject them.
 
-Several workers share one queue: each batch is handed to one of them, oldest first, and to another
-one when it is released or its worker's heartbeats stop (Kafka: share group, SQS: visibility
-timeout). A batch is done at least once; twice only after a claim lapsed.
+Each batch goes to one worker, oldest first. It goes to another worker if it is released or if its
+worker's heartbeats stop (in Kafka a share group; in SQS the visibility timeout). A batch is
+processed at least once, and twice only after a claim has lapsed.
 """
 
 from __future__ import annotations
@@ -44,15 +44,19 @@ WAIT_S = 20.0
 """Seconds that one claim waits at the broker; a worker that waits longer claims again."""
 
 BEATS_PER_CLAIM = 4
-"""Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
+"""Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is lost."""
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A worker's knowledge of its claim of a batch, which ``token`` names to the broker.
+    """A worker's knowledge of its claim of a batch.
 
-    ``beaten`` is when the last answered heartbeat was sent, or when the claim was asked for. With
-    ``asked`` an attempt to end it may have been stored; with ``over`` that is known.
+    Attributes:
+        sequence: The batch.
+        token: Names the claim to the broker.
+        beaten: When the last answered heartbeat was sent, or when the claim was asked for.
+        asked: Whether an attempt to end the claim may have been stored.
+        over: Whether it is known that the claim has ended.
     """
 
     sequence: int
@@ -62,12 +66,20 @@ class Claim:
     over: bool = False
 
     def is_sure(self, now: Moment, timeout_ms: int) -> bool:
-        """Whether it cannot have lapsed: less than its time has passed since ``beaten``."""
+        """Return whether the claim cannot have lapsed.
+
+        It cannot if less than its timeout has passed since ``beaten``.
+        """
         return self.beaten.precedes(now) and self.beaten.age_ms(now) < timeout_ms
 
     def end(self, how: str, *, reason: str = "", rest_ms: int = 0) -> dict[str, Any]:
-        """The request that ends it by ``done``, ``release`` or ``reject``. A released batch is not
-        handed out again before ``rest_ms`` milliseconds."""
+        """Return the request that ends the claim.
+
+        Args:
+            how: ``done``, ``release`` or ``reject``.
+            reason: Why it is rejected; cut to :data:`MAX_REASON_CHARS` characters.
+            rest_ms: Milliseconds for which a released batch is not handed out.
+        """
         return {
             "op": "finish",
             "how": how,
@@ -79,8 +91,14 @@ class Claim:
 
 
 class DispatcherClient:
-    """Sends a worker's requests to the announced broker, and to the next one when it is replaced.
-    It gives up after ``timeout_s`` seconds without any broker."""
+    """Sends a worker's requests to the announced broker, and to the next one after a change.
+
+    Args:
+        discovery: Finds the broker.
+        runtime: Clock and threads.
+        timeout_s: Seconds without any broker after which a request fails.
+        url: The queue's URL, for errors.
+    """
 
     def __init__(self, discovery: Discovery, runtime: Runtime, timeout_s: float, url: str) -> None:
         self._discovery = discovery
@@ -89,9 +107,17 @@ class DispatcherClient:
         self._url = url
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
-        """What the broker, or the next one, answers; the request is repeated when that is lost. Of
-        a ``claim`` that it is to end it notes that an attempt may have been stored. Fenced where
-        another consumer took the queue, TransientStorageError where no broker answers in time.
+        """Send a request and return the answer. If the answer is lost, ask the next broker.
+
+        Args:
+            body: The request.
+            claim: The claim that the request ends. It is marked once an attempt may have been
+                stored.
+
+        Raises:
+            Fenced: Another consumer took the queue.
+            TransientStorageError: No broker answered in time.
+            OpenDataBufferError: The error that the broker answered with.
         """
         limit_s = self._timeout_s + body.get("wait_ms", 0) / 1000
         deadline = self._runtime.monotonic() + limit_s
@@ -100,7 +126,7 @@ class DispatcherClient:
             try:
                 reply = connection.ask(body)
             except (errors.TransientStorageError, errors.Fenced):
-                # Fenced, too: the write may have landed before, and its answer been lost.
+                # Also after Fenced: an earlier write may have landed and its answer been lost.
                 if claim is not None:
                     claim.asked = True
                 raise
@@ -119,8 +145,15 @@ class DispatcherClient:
                 )
 
     def find(self, deadline: float) -> Connection:
-        """A connection to the announced broker, which is searched for until ``deadline``, monotonic
-        seconds, and once in any case. Raises as :meth:`ask`, or Closed."""
+        """Return a connection to the announced broker, after at least one search.
+
+        Args:
+            deadline: When to stop searching, monotonic seconds.
+
+        Raises:
+            TransientStorageError: No broker was found in time.
+            Closed: The worker was closed.
+        """
         while True:
             connection = self._discovery.find()
             if self._discovery.is_closed:
@@ -136,14 +169,14 @@ class DispatcherClient:
 
 
 class ClaimedBatch(HasRecords):
-    """A batch that is this worker's until it is done, released or rejected, or the claim lapses.
+    """A batch that belongs to this worker until it finishes it or the claim lapses.
 
     Attributes:
         sequence: Its position in the queue.
         location: Key of its object.
         entries: Its records.
         metadata: Ranges of records with their ingestion time and payload.
-        delivery_count: How often it was handed out, this time included.
+        delivery_count: How often it was handed out, including this time.
     """
 
     def __init__(
@@ -158,22 +191,25 @@ class ClaimedBatch(HasRecords):
         self.entries = ()
 
     def ack(self) -> None:
-        """As :meth:`done`, under the name of other batches."""
+        """Call :meth:`done`, which has this name for other kinds of batches."""
         self.done()
 
     def done(self) -> None:
-        """Take the batch out of the queue; stored when this returns.
+        """Take the batch out of the queue. This is stored when the call returns.
 
         Raises:
-            ClaimLost: The claim had lapsed: another worker got or gets the batch, too. Or that is
-                not known, because no broker answered for as long as a claim lasts.
+            ClaimLost: The claim had lapsed, so another worker got or gets the batch, too. Or this
+                is not known, because no broker answered for as long as a claim lasts.
             TransientStorageError: The outcome is not known; call it again.
         """
         self._finish("done")
 
     @checked
     def release(self, *, delay: float = 0.0) -> None:
-        """Give it back, to be handed out again, not before ``delay`` seconds from now.
+        """Give the batch back, so that it is handed out again.
+
+        Args:
+            delay: Seconds before which it is not handed out.
 
         Raises:
             ClaimLost: The claim had lapsed.
@@ -183,7 +219,10 @@ class ClaimedBatch(HasRecords):
 
     @checked
     def reject(self, reason: str) -> None:
-        """Copy the batch to the quarantine, with the reason, and take it out of the queue.
+        """Copy the batch to the quarantine, and take it out of the queue.
+
+        Args:
+            reason: Why, stored in the quarantine.
 
         Raises:
             ClaimLost: The claim had lapsed.
@@ -197,11 +236,13 @@ class ClaimedBatch(HasRecords):
 
 
 class Worker(Closeable):
-    """One of the workers of a queue, or with ``config.reader`` of one reader of a log. Workers of
-    two readers share nothing: each batch goes to a worker of each. Thread-safe, not fork-safe.
+    """A worker of a queue that several workers share. Thread-safe, not fork-safe.
 
-    It does not read transactions: on a partition of a topic it gets the batches of open and of
-    rolled back ones as any others, and their acknowledgements as empty batches.
+    With ``config.reader`` it is a worker of one reader of a log. Workers of two readers share
+    nothing: each batch goes to a worker of each reader.
+
+    A worker does not read transactions. On a partition of a topic it gets the batches of open and
+    of rolled back transactions like any others, and their markers as empty batches.
 
     ``store``, ``runtime`` and ``network`` are for tests, and for programs that are parts of this
     one.
@@ -211,7 +252,7 @@ class Worker(Closeable):
         **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: A setting or the URL is wrong, or there is no queue and
+        InvalidInput: A setting or the URL is wrong, or the queue does not exist and
             ``config.create_if_missing`` is off.
         StorageError: The store cannot be reached.
     """
@@ -246,8 +287,8 @@ class Worker(Closeable):
         )
         self._condition = self._runtime.condition()
         self._claims: dict[int, Claim] = {}
-        # Weak: heartbeats must not keep a batch for ever that its user dropped without finishing
-        # it. The next heartbeat releases it.
+        # Weak references: if the user drops a batch without finishing it, heartbeats must not keep
+        # it for ever. The next heartbeat releases it.
         self._batches: WeakValueDictionary[int, ClaimedBatch] = WeakValueDictionary()
         self._closed = False
         self._beat_soon = False
@@ -263,13 +304,14 @@ class Worker(Closeable):
         A batch that cannot be read goes to the quarantine, and another one is claimed instead.
 
         Args:
-            max: Batches, at most; fewer when fewer are there.
-            timeout: Seconds to wait for a first one; None waits until there is one.
+            max: Most batches; fewer if the queue has fewer.
+            timeout: Seconds to wait for the first batch; None waits until there is one.
 
         Returns:
-            Empty when none came in time.
+            The batches; empty if none came in time.
 
         Raises:
+            InvalidInput: ``max`` is less than 1.
             Fenced: Another consumer took the queue.
             TransientStorageError: No broker could be reached within ``timeout_ms``.
             Closed: The worker was closed, or made before this process was forked.
@@ -278,7 +320,7 @@ class Worker(Closeable):
             raise errors.InvalidInput(f"max is {max!r}: use a whole number of at least 1")
         deadline = None if timeout is None else self._runtime.monotonic() + timeout
         while True:
-            # Half of a claim's time: the claim counts from when it was asked for.
+            # Wait for at most half of a claim's time: the claim counts from when it was asked for.
             left = min(WAIT_S, self._config.claim_timeout_ms / 2000)
             if deadline is not None:
                 left = min(left, deadline - self._runtime.monotonic())
@@ -299,9 +341,13 @@ class Worker(Closeable):
 
     @checked
     def close(self, timeout: float | None = 10.0) -> None:
-        """Release what is claimed, and end. Free to repeat; in a fork it does nothing."""
+        """Release all claimed batches, and end. May be repeated. In a fork, do nothing.
+
+        Args:
+            timeout: Seconds; None waits without a limit.
+        """
         if self._pid != os.getpid():
-            return  # What is claimed is the parent's to finish.
+            return  # The parent finishes the claimed batches.
         with self._condition:
             if self._closed:
                 return
@@ -317,7 +363,10 @@ class Worker(Closeable):
         self._beating.join(timeout)
 
     async def __aiter__(self) -> AsyncIterator[ClaimedBatch]:
-        """Batch after batch, without blocking the loop; ``await asyncio.to_thread(batch.done)``."""
+        """Yield batch after batch without blocking the event loop.
+
+        Call ``await asyncio.to_thread(batch.done)`` to finish one.
+        """
         while not self._closed:
             try:
                 batches = await asyncio.to_thread(self.claim, 1, 1.0)
@@ -335,7 +384,7 @@ class Worker(Closeable):
             claim = Claim(descriptor.sequence, each["token"], beaten=asked)
             batch = ClaimedBatch(self, descriptor, claim, each["deliveries"])
             made.append((batch, descriptor))
-            # All of them before the first is fetched: they need heartbeats meanwhile.
+            # Note all claims before the first batch is fetched: they need heartbeats meanwhile.
             with self._condition:
                 self._claims[claim.token] = claim
                 self._batches[claim.token] = batch
@@ -357,10 +406,10 @@ class Worker(Closeable):
                 batch.entries = result.entries
                 fetched.append(batch)
         except BaseException:
-            # The caller does not get these: heartbeats would hold them for ever.
+            # The caller does not get these batches, and heartbeats would hold them for ever.
             self._release([batch for batch, _ in made])
             raise
-        # After a pause of this process another worker may have got them, and done them.
+        # If this process was paused, another worker may have received and finished some of them.
         lapsed = [batch for batch in fetched if not self._is_sure_of(batch._claim)]
         self._release(lapsed)
         return [batch for batch in fetched if batch not in lapsed]
@@ -376,7 +425,7 @@ class Worker(Closeable):
     def _give_back(
         self, connection: Connection, claims: Sequence[Claim], timeout: float | None
     ) -> None:
-        """Release claims; one that is not released in time lapses."""
+        """Release claims; a claim that is not released in time lapses."""
         until = None if timeout is None else self._runtime.monotonic() + timeout
 
         def release(claim: Claim) -> None:
@@ -394,7 +443,7 @@ class Worker(Closeable):
             self._drop(claim)
             if not (claim.asked and self._is_sure_of(claim)):
                 raise
-            # The claim cannot have lapsed: an earlier attempt to end it has landed.
+            # The claim cannot have lapsed, so an earlier attempt to end it has landed.
         self._drop(claim)
         claim.over = True
 
@@ -415,7 +464,7 @@ class Worker(Closeable):
         return self._client.ask(self._signed(body), claim)
 
     def _signed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The request, with the name of the reader that this worker is one of."""
+        """Return the request, with the name of the reader that this worker belongs to."""
         return {**body, "reader": self._config.reader} if self._config.reader else body
 
     def _beat(self) -> None:
@@ -440,20 +489,20 @@ class Worker(Closeable):
         try:
             if connection is None:
                 connection = self._client.find(self._runtime.monotonic())
-            # With an answer: otherwise a broker that died would get heartbeats for ever.
+            # Wait for an answer: otherwise a dead broker would get heartbeats for ever.
             beat = {"op": "beat", "tokens": [each.token for each in held]}
             answer = connection.ask(self._signed(beat))
             if dropped:
-                # By a thread of its own: the next heartbeat does not wait for the answers.
+                # Use a separate thread: the next heartbeat must not wait for the answers.
                 timeout_s = self._config.timeout_ms / 1000
                 release = partial(self._give_back, connection, dropped, timeout_s)
                 self._runtime.spawn(release, "opendata-buffer-release")
-        except (errors.OpenDataBufferError, RuntimeError) as error:  # also: no thread is left
+        except (errors.OpenDataBufferError, RuntimeError) as error:  # RuntimeError: no thread left
             log.debug("a heartbeat was not sent: %s", error)
             return
         if isinstance(answer, Refused):
-            # The next beat finds the broker that is announced now. It comes at once: claims do
-            # not wait for as long as between two of them.
+            # The next heartbeat finds the broker that is announced now. Send it soon: the claims
+            # could lapse within the usual pause between two heartbeats.
             self._discovery.forget(connection)
             with self._condition:
                 self._beat_soon = not self._beat_soon
@@ -463,7 +512,7 @@ class Worker(Closeable):
                 for claim in dropped:
                     self._claims.pop(claim.token, None)
                 for claim in held:
-                    # A broker answers heartbeats of lapsed claims, too: one that comes too late
-                    # renews nothing, and must not make the worker sure of its claim again.
+                    # A broker also answers heartbeats of lapsed claims. A heartbeat that comes too
+                    # late renews nothing, and must not make the worker sure of its claim again.
                     if claim.token in self._batches and self._is_sure_of(claim):
                         claim.beaten = now
