@@ -1,8 +1,15 @@
-"""The commits of writes: to a queue by one compare-and-swap, to all partitions of a topic or none.
+"""Commit writes: to a queue by one compare-and-swap, to all partitions of a topic or to none.
 
-No manifest names the uploads of a write before that, so a garbage collector deletes them after a
-time (failure F5, decision 0012). A write with an identity (app, batch) has to enter the queue once,
-however often Spark commits it (decision 0008).
+The problem: the tasks of a write upload batches one by one, but the write must become visible as a
+whole. It must also become visible only once, however often Spark commits it (decision 0008).
+
+The idea: tasks only upload objects. No manifest names these objects until the driver appends their
+entries: with one compare-and-swap for a queue, with a transaction for a topic. A write may carry an
+identity (app, batch), by which a repeated commit is recognised.
+
+What can go wrong: until the append, the uploads look like orphans to a garbage collector, which
+deletes them after its grace period (failure F5, decision 0012). :class:`UploadAges` therefore
+checks their age before the append and, if the process was suspended in between, after it.
 """
 
 from __future__ import annotations
@@ -50,19 +57,24 @@ from opendata_buffer.transactions import (
 log = logging.getLogger(__name__)
 
 _PAGE = 10_000
-_RECORD_DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits for it
+_RECORD_DEADLINE_MS = 10_000  # For one change of a record; a micro-batch waits for it.
 
 T = TypeVar("T")
 
-FIRST_CLOCK = 2  # of a write's first message; an acknowledgement with clock 1 rolls it back
+FIRST_CLOCK = 2  # The first message of a write; an acknowledgement with clock 1 rolls it back.
 _TASK_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class TopicWrite:
-    """One attempt at a write to the partitions that the driver found in a topic: names of the
-    ``active`` ones, in the topic's order, and of the ``draining`` ones, which are written no more.
-    ``producer`` is the attempt's own id, 6 bytes; ``app`` is for a write that was given none."""
+    """One attempt of a write to the partitions of a topic, as the driver found them.
+
+    Attributes:
+        active: Names of the active partitions, in the topic's order.
+        draining: Names of the draining partitions, which get no more batches.
+        producer: The id of this attempt, 6 bytes.
+        app: The app id for a write that was not given one.
+    """
 
     active: tuple[str, ...]
     draining: tuple[str, ...]
@@ -71,7 +83,7 @@ class TopicWrite:
 
     @classmethod
     def planned(cls, description: TopicDescription, runtime: Runtime) -> TopicWrite:
-        """An attempt that writes to the topic as it is now."""
+        """Return an attempt that writes to the topic in its current state."""
         chance = sha256(runtime.ulid().encode()).digest()  # 80 bits of a ULID are random
         producer = new_producer_id(lambda count: chance[:count])
         app = f"write-{runtime.ulid()}"
@@ -83,27 +95,35 @@ class TopicWrite:
         return (*self.active, *self.draining)
 
     def transaction(self, given: Transaction | None) -> Transaction:
-        """The write's identity: the given one, or one of its own."""
+        """Return the identity of the write: the given one, or one made for this attempt."""
         return given or Transaction(self.app, 0)
 
     def clock(self, task: int, index: int) -> int:
-        """Clock of a batch, rising in the order in which a partition gets them.
+        """Return the clock of a batch.
 
-        Each task has a range of its own, in which ``index`` counts its earlier batches for the
-        same partition; Spark's numbers of tasks are below 2^31.
+        Clocks rise in the order in which a partition gets batches.
+
+        Args:
+            task: Spark's number of the task, below 2^31. Each task has its own range of clocks.
+            index: The number of earlier batches of this task for the same partition.
         """
         return FIRST_CLOCK + (task << _TASK_BITS) + index
 
     def location(self, partition: str, ulid: str, txn: Transaction, clock: int) -> str:
-        """Key of a batch of this attempt."""
+        """Return the object key of a batch of this attempt."""
         return batch_key(partition, ulid, txn, build_uuid(self.producer, clock, CONTINUE_TXN))
 
 
 @dataclass(frozen=True, slots=True)
 class UploadedBatch:
-    """One batch object, stored and not yet queued; ``metadata`` are the ranges of its entry.
+    """A batch object that is stored, but not queued yet.
 
-    For a topic with the partition's name, and the clock of its message in that partition.
+    Attributes:
+        location: The object's key.
+        records: Records in the batch.
+        metadata: The metadata ranges of its queue entry.
+        partition: The name of its partition; None for a single queue.
+        clock: The clock of its message in that partition; 0 for a single queue.
     """
 
     location: str
@@ -115,7 +135,7 @@ class UploadedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All uploads of one write in the order of tasks and rows: queued together or not at all.
+    """All uploads of one write, in the order of tasks and rows: queued together or not at all.
 
     The other attributes are those of the write's tasks (:class:`~buffer_sink.writer.WriteTask`).
     """
@@ -133,7 +153,7 @@ class Group:
 
     @property
     def locations(self) -> tuple[str, ...]:
-        """Keys of the uploads."""
+        """The object keys of the uploads."""
         return tuple(upload.location for upload in self.uploads)
 
 
@@ -141,10 +161,11 @@ class Group:
 def claim(options: SinkOptions, store: Store, runtime: Runtime) -> None:
     """Claim the queue of a write before its first upload, unless it has an owner marker.
 
-    Uploads without a marker would pass for another client's batches (failure F51).
+    A queue without a marker would take the uploads for another client's batches (failure F51).
 
     Raises:
-        InvalidInput: As :func:`.claim_for_writing`, or the manifest is not a topic's.
+        InvalidInput: The manifest belongs to a topic, or :func:`.claim_for_writing` refuses the
+            queue.
     """
     queue = options.queue
     check_manifest_path(store, queue)
@@ -153,11 +174,12 @@ def claim(options: SinkOptions, store: Store, runtime: Runtime) -> None:
 
 
 class UploadAges:
-    """Checks how long uploads are safe, from the plan of their write or by a listing.
+    """Checks whether the uploads of a write are still safe from garbage collectors.
 
-    A collector deletes an object once both the time in its name and that of its upload are older
-    than the grace period. Where partitions have several, an age is compared with the shortest, and
-    a wait is by the longest.
+    A collector deletes an object once both the time in its name and the time of its upload are
+    older than the grace period. The time when the write was planned, or a listing, shows the age of
+    the uploads. Partitions may have different grace periods. Ages are then compared with the
+    shortest one, and waits use the longest one.
     """
 
     def __init__(self, store: List, options: SinkOptions, runtime: Runtime) -> None:
@@ -171,18 +193,22 @@ class UploadAges:
 
     @property
     def grace_ms(self) -> int:
-        """The grace period to go by."""
+        """The grace period to compare ages with, milliseconds: the shortest of all queues."""
         return min(self.known_ms, default=self._default_ms)
 
     def oldest(self, group: Group) -> Moment:
-        """When the oldest upload of a group was made, as a collector may see it.
+        """Return the time of the group's oldest upload, as a collector may see it.
 
-        Each upload must be at most half of the grace period old; the other half is the time that
-        the append may take. Raises TransientStorageError for uploads that are older, or gone.
+        An upload may be at most half of the grace period old. The other half is left for the
+        append.
+
+        Raises:
+            TransientStorageError: An upload is older than that, or gone.
         """
         now = Moment.now(self._runtime)
-        # No upload is older than the plan, so the driver's clocks show without a request that those
-        # of most writes are young. For an older write a listing shows it, by the store's clock.
+        # No upload is older than the plan. So for most writes the driver's clocks show, without a
+        # request, that all uploads are young. For an older write a listing has to show it, by the
+        # store's clock.
         age_ms = group.planned.age_ms(now) if group.planned.precedes(now) else None
         if age_ms is None or age_ms > self.grace_ms / 2:
             age_ms = self.oldest_ms(group.locations)
@@ -191,13 +217,18 @@ class UploadAges:
         return Moment(now.wall_ms - round(age_ms), now.monotonic - age_ms / 1000)
 
     def has_expired(self, oldest: Moment) -> bool:
-        """By both clocks: a machine that is suspended stops its monotonic one."""
+        """Return whether the grace period has passed since ``oldest``, by either clock.
+
+        The monotonic clock alone would not do: it stops while a machine is suspended.
+        """
         return oldest.age_ms(Moment.now(self._runtime)) > self.grace_ms
 
     def oldest_ms(self, locations: Collection[str]) -> float | None:
-        """Age of the oldest object as a collector sees it, milliseconds; None when one is gone.
+        """Return the age of the oldest object, in milliseconds as a collector sees it.
 
-        By the store's clock; below 0 for a name that is ahead of time.
+        Returns:
+            The age by the store's clock; negative if the time in a name is in the future. None if
+            an object is gone.
         """
         missing = set(locations)
         shared = os.path.commonprefix(list(locations))  # noqa: RUF071 - up to any character
@@ -218,9 +249,13 @@ class UploadAges:
             after = page.objects[-1].key
 
     def outlived_collector(self, locations: Collection[str]) -> bool:
-        """Whether all objects are there once no collector deletes by a manifest read before now."""
-        # A collector starts deletes by one manifest for a quarter of the grace period, and the last
-        # one may be on its way for as long as a request may take.
+        """Wait until no collector can delete the objects; return whether all still exist.
+
+        After the wait, a collector that read the manifest before this call has finished its
+        deletes.
+        """
+        # After it has read a manifest, a collector starts deletes for a quarter of the grace
+        # period. The last delete may then take as long as a request may take.
         wait_s = (max(self.known_ms) / 4 + self._request_ms) / 1000
         log.warning(
             "objects are older than the collector's grace period: waiting %.0f s to see that none "
@@ -231,7 +266,7 @@ class UploadAges:
         return self.oldest_ms(locations) is not None
 
     def too_old(self) -> errors.TransientStorageError:
-        """The error for uploads that may be deleted before they are queued, or are gone."""
+        """Return the error for uploads that are gone, or may be deleted before they are queued."""
         return errors.TransientStorageError(
             f"the write took so long that its first batches may be deleted as orphans, or are "
             f"gone: it may take {self._max_write_ms / 1000:.0f} s from its plan to its commit. "
@@ -241,10 +276,14 @@ class UploadAges:
 
 
 class UploadCommitter:
-    """Makes the uploads of a write visible; the common part of a commit to a queue and to a topic.
+    """Makes the uploads of a write visible; the common part of queue and topic commits.
 
-    ``open_pause`` makes a queue's broker pause while this process appends; None: no broker is
-    asked.
+    Args:
+        store: The opened store.
+        options: The options of the sink.
+        runtime: Clock, threads and random numbers.
+        open_pause: Makes a queue's broker pause while this process appends; None to append without
+            asking a broker.
     """
 
     def __init__(
@@ -263,14 +302,15 @@ class UploadCommitter:
         self._queues: dict[str, Queue] = {}
 
     def disconnect(self) -> None:
-        """End connections that outlive an append; the next one makes what it needs."""
+        """Close connections that outlive an append; the next append opens new ones."""
         for queue in self._queues.values():
             queue.disconnect()
 
     def _queue(self, config: QueueConfig, uploaded: Collection[str] = ()) -> Queue:
-        # First use in this process: refused are a store without compare-and-swap (failure F12), a
-        # prefix of another queue, whose collector would delete our batches (failure F7), and a
-        # manifest that was lost or restored from an old copy (failure F4).
+        # The first use in this process checks the queue. It refuses a store without
+        # compare-and-swap (failure F12); the prefix of another queue, whose collector would delete
+        # our batches (failure F7); and a manifest that was lost or restored from an old copy
+        # (failure F4).
         if config.manifest_path not in self._queues:
             with in_options():
                 claim = claim_for_writing(
@@ -281,8 +321,9 @@ class UploadCommitter:
                     uploaded=uploaded,
                 )
             self._ages.known_ms.add(claim.grace_ms)
-            # The append checks ages once and may then race until its deadline: both together have
-            # to stay below the grace period, or the collector wins (failure F5).
+            # The append checks ages once, and may then compete with other writers until its
+            # deadline. The age and the deadline together must stay below the grace period:
+            # otherwise a collector may delete the uploads first (failure F5).
             config = config.with_timeout(max(1, min(config.timeout_ms, claim.grace_ms // 2)))
             self._queues[config.manifest_path] = Queue(
                 self._store,
@@ -295,8 +336,11 @@ class UploadCommitter:
         return self._queues[config.manifest_path]
 
     def _close_after(self, group: Group) -> None:
-        """Save now how far the queues got (failure F4), unless a query does so within a minute."""
-        if group.query is None:  # The process of a write outside of a query may end with it.
+        """Save how far the queues got (failure F4), unless a query will soon do so.
+
+        A streaming query saves it again within a minute.
+        """
+        if group.query is None:  # Outside of a query, the process may end after this write.
             for queue in self._queues.values():
                 queue.close()
 
@@ -308,24 +352,37 @@ class UploadCommitter:
         guard: Callable[[Manifest], T | None],
         objects_missing: Callable[[int], errors.OpenDataBufferError],
     ) -> int | T:
-        """Append entries, which name all uploads of the group, while these are safe (failure F5).
+        """Append entries while the uploads that they name are safe (failure F5).
 
-        The answer of ``guard`` about the manifest that is about to be replaced, unless None, stops
-        the append and is returned. ``objects_missing`` makes the error, from the first sequence,
-        for an append that landed after the uploads had expired and some were gone: the process was
-        suspended between its last reading of the clock and the write. Raises TransientStorageError
-        for uploads that are too old or gone, and what :meth:`.Queue.append` raises.
+        The entries name all uploads of the group.
+
+        Args:
+            queue: The queue to append to.
+            group: The uploads.
+            entries: The entries to append.
+            guard: Gets the manifest that is about to be replaced. A result other than None stops
+                the append.
+            objects_missing: Makes an error from the first sequence that was appended. It is called
+                if the append succeeded after the uploads had expired, and some of them are gone:
+                the process was then suspended between its last look at the clock and the append.
+
+        Returns:
+            The first sequence, or the result of ``guard`` that stopped the append.
+
+        Raises:
+            TransientStorageError: Uploads are too old, or gone.
+            OpenDataBufferError: The error of ``objects_missing``, or as :meth:`.Queue.append`.
         """
         while True:
             oldest = self._ages.oldest(group)
 
             def unexpired(before: Manifest, oldest: Moment = oldest) -> T | Moment | None:
-                # Asked on each attempt: the process may have been paused since the last one.
+                # Checked on every attempt: the process may have been paused since the last one.
                 return oldest if self._ages.has_expired(oldest) else guard(before)
 
             outcome: int | T | Moment = queue.append(entries, guard=unexpired)
-            # Uploads that are there when no collector can have missed the append any more are
-            # queued and stay.
+            # After the wait, every collector knows about the append. Uploads that still exist then
+            # are queued, and stay.
             if (
                 isinstance(outcome, int)
                 and self._ages.has_expired(oldest)
@@ -336,7 +393,7 @@ class UploadCommitter:
                 return outcome
 
     def _drop_repeat(self, group: Group, txn: Transaction) -> bool:
-        """Report a write that was committed before; False, as nothing is appended."""
+        """Log that a write was committed before; return False, because nothing is appended."""
         metrics.write_repeats_dropped.add(len(group.uploads))
         log.warning(
             "batch %d of app %s was committed before: %d records in %d batches are not appended "
@@ -349,15 +406,16 @@ class UploadCommitter:
 
 @dataclass(frozen=True, slots=True)
 class Separate:
-    """Append an empty batch and the group, so that the reader can recognise a repeat."""
+    """Append an empty batch before the group, so that the reader can recognise a repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
     """The batch is committed: there is nothing to append.
 
-    ``queued`` are its locations in the manifest; none where the record, or a later batch of the
-    app, shows that it was committed.
+    Attributes:
+        queued: The batch's locations in the manifest. Empty if the commit record, or a later batch
+            of the app, shows that it was committed.
     """
 
     queued: tuple[str, ...] = ()
@@ -374,13 +432,23 @@ def decide(
     prefix: str,
     key: str,
 ) -> Decision | None:
-    """What an append does to the ``manifest`` that it replaces; None to append the group. Pure.
+    """Decide whether an append to a manifest would repeat a batch. A pure function.
 
-    ``record`` is the app's commit record, read before the manifest. QueueReset if it knows of
-    sequences that the queue, with the manifest ``key``, has not reached (failure F4).
+    Args:
+        manifest: The manifest that the append replaces.
+        record: The app's commit record, read before the manifest; None if it does not exist.
+        transaction: The batch to append.
+        prefix: The queue's data path prefix.
+        key: The manifest's key, for the error.
+
+    Returns:
+        None to append the group as it is; otherwise :class:`Separate` or :class:`AlreadyDone`.
+
+    Raises:
+        QueueReset: The record knows of sequences that the queue has not reached (failure F4).
     """
-    # "At least" and not "equal", as Delta's txnVersion rule: a driver that was restored from
-    # an older checkpoint may repeat a batch before the last one.
+    # "At least" and not "equal", as in Delta's rule for txnVersion: a driver that was restored
+    # from an older checkpoint may repeat a batch before the last one.
     if record is not None and record.batch >= transaction.batch:
         return AlreadyDone()
     if record is not None and record.next_sequence > manifest.next_sequence:
@@ -395,26 +463,29 @@ def decide(
         folder = f"{prefix}/app={transaction.app}/batch={transaction.batch}/"
         locations = (entry.location for entry in manifest.entries())
         return AlreadyDone(tuple(each for each in locations if each.startswith(folder)))
-    # A crash before the record, and a consumer that has dequeued our entries: the batch is appended
-    # again, and the reader's filter drops it, as the second group of its entries. It tells two
-    # groups apart by the entries between them. In an empty queue there are none, so an empty batch
-    # is put there; not where all that was dequeued came before the record.
+    # The driver may have crashed before it wrote the record, and a consumer may have dequeued the
+    # batch since. The batch is then appended again, and the reader's filter drops this second group
+    # of entries. The filter tells two groups apart by the entries between them. An empty queue has
+    # no such entries, so an empty batch is appended in between. It is not needed if all dequeued
+    # entries came before the record.
     unseen = manifest.first_sequence > (record.next_sequence if record is not None else 0)
     return Separate() if unseen and manifest.entry_count == 0 else None
 
 
 def is_queued(manifest: Manifest, prefix: str, transaction: Transaction) -> bool:
-    """Whether the queue has an entry of this batch, or of a later one, of the same app.
+    """Return whether the queue has an entry of this batch, or of a later batch of the same app.
 
-    Batches of an app enter in rising order, so its last entry decides. It is found from the end
-    as bytes: decoding 100,000 queued entries on each append would dominate it.
+    Batches of an app are appended in rising order, so the app's last entry decides. The search for
+    it goes through the manifest's bytes from the end. Decoding 100,000 queued entries would take
+    longer than the rest of an append.
     """
     raw = manifest.raw
     start = f"{prefix}/app={transaction.app}/batch=".encode()
     position = raw.rfind(start)
     while position >= 0:
-        # The payload of a range may hold the same text. But only a location has its own length in
-        # the two bytes before it, and a positive answer is confirmed by decoding the entries.
+        # The payload of a metadata range may contain the same text. But only a location has its own
+        # length in the two bytes before it. And before a positive answer, find() decodes the
+        # entries to confirm it.
         length = int.from_bytes(raw[max(0, position - 2) : position], "little")
         location = raw[position : position + length].decode(errors="replace")
         parts = parse_location(location, prefix)
@@ -431,14 +502,19 @@ class QueueCommitter(UploadCommitter):
     """Appends groups of uploads to one queue."""
 
     _record: tuple[str, CasObject[CommitRecord]] | None = None
-    """The app of the last group, and its commit record: one that did not change is not sent."""
+    """The app of the last group, and its commit record, which is sent only if it changed."""
 
     def append(self, group: Group | None) -> bool:
-        """Append a group, unless it is in the queue or was there; False for nothing to append.
+        """Append a group, unless it is in the queue or was in it before.
 
-        InvalidInput for an app id of another query. After CommitStateUnknown it may or may not be
-        in the queue: append it again. After TransientStorageError uploads are too old, or gone:
-        write all of them again. Else as :meth:`.Queue.append`; nothing was appended.
+        Returns:
+            Whether anything was appended.
+
+        Raises:
+            InvalidInput: The app id belongs to another query.
+            CommitStateUnknown: The group may or may not be in the queue: append it again.
+            TransientStorageError: Uploads are too old, or gone: write all of them again.
+            OpenDataBufferError: As :meth:`.Queue.append`; nothing was appended.
         """
         if group is None or not group.uploads:
             return False
@@ -448,8 +524,8 @@ class QueueCommitter(UploadCommitter):
             self._append(group, group.entries, lambda before: None)
             return True
         except errors.CommitStateUnknown as error:
-            # The batch may have landed and be gone again. Only an append from the start, with a
-            # separator in front, can go on from here.
+            # The batch may have been appended and read already. Only an append from the start,
+            # which puts a separator in front, can continue safely.
             if group.transaction is not None:
                 error.add_note(
                     f"Start the query again: Spark repeats the batch {group.transaction.batch} "
@@ -478,7 +554,7 @@ class QueueCommitter(UploadCommitter):
                     return self._drop_repeat(group, transaction)
                 log.warning("%s is queued, but its objects are gone: again", transaction)
             accepted.append(type(outcome))
-            # An empty batch without identity, to lie between two groups of one batch.
+            # The separator: an empty batch without identity, between two groups of one batch.
             location = batch_key(self._config.data_path_prefix, self._runtime.ulid())
             self._store.put(location, encode_batch([]))
             entries = [NewEntry(location), *group.entries]
@@ -486,11 +562,15 @@ class QueueCommitter(UploadCommitter):
         return True
 
     def _claim_record(self, app: str, query: str | None) -> CasObject[CommitRecord]:
-        """The app's commit record, which from now on belongs to this query.
+        """Return the app's commit record, after claiming it for this query.
 
-        Another query counts its batches from 0 as well, and each of them would be taken for a
-        repeat: it is refused by InvalidInput. The write has landed before the first append under
-        the id: two queries that begin at once would otherwise both find nothing.
+        Another query counts its batches from 0 as well, so its batches would all be taken for
+        repeats. The claim is stored before the first append under the app id. Without it, two
+        queries that start at the same time would both find the id unused.
+
+        Raises:
+            InvalidInput: The app id belongs to another query.
+            TransientStorageError: The record could not be written.
         """
         if self._record is None or self._record[0] != app:
             config = self._config.with_timeout(min(_RECORD_DEADLINE_MS, self._config.timeout_ms))
@@ -498,7 +578,7 @@ class QueueCommitter(UploadCommitter):
             self._record = app, record_object(self._store, prefix, app, self._runtime, config)
         record = self._record[1]
         outcome = record.update(lambda before: claimed(before, app, query))
-        if isinstance(outcome, outcomes.Vanished):  # it may be deleted between two batches
+        if isinstance(outcome, outcomes.Vanished):  # someone may delete it between two batches
             self._record = None
             return self._claim_record(app, query)
         if not isinstance(outcome, outcomes.Applied):
@@ -511,9 +591,10 @@ class QueueCommitter(UploadCommitter):
     def _raise_record(
         self, record: CasObject[CommitRecord], batch: int, next_sequence: int, query: str | None
     ) -> None:
-        """Note a committed batch, best effort: it is in the queue and must not fail any more.
+        """Note a committed batch in the record.
 
-        The record never falls when a driver that was thought dead writes late.
+        An error is only logged, because the batch is in the queue already. The batch in the record
+        never decreases, even if a driver that was believed dead writes late.
         """
         empty = CommitRecord(-1, 0, query)
         try:
@@ -542,13 +623,13 @@ class QueueCommitter(UploadCommitter):
         return self._append_unexpired(queue, group, entries, stop, objects_missing)
 
     def _objects_missing(self, queued: tuple[str, ...]) -> bool:
-        """Whether queued batches of a transaction have lost their objects: it landed too late.
+        """Return whether queued batches lost their objects because the append came too late.
 
-        Then they must be written again. The reader's filter tells the two apart (decision 0008). A
-        listing is compared with the manifest that was read before it: a later manifest would not
-        show skipped entries.
+        Such batches must be written again; the reader's filter tells the two groups apart (decision
+        0008). The listing is compared with the manifest that was read before it. A later manifest
+        would no longer show entries that a reader skipped.
         """
-        if not queued:  # a record is written only once all objects outlived the collector
+        if not queued:  # The record is written only after all objects outlived the collector.
             return False
         oldest_ms = self._ages.oldest_ms(queued)
         if oldest_ms is not None and oldest_ms > self._ages.grace_ms:
@@ -567,15 +648,23 @@ class TopicCommitter(UploadCommitter):
         )
 
     def append(self, group: Group | None) -> bool:
-        """Append a group, unless it was committed before; False when there was nothing to append.
+        """Append a group, unless it was committed before.
 
-        A group without uploads completes or rolls back what an earlier run of its app left
-        undecided, and does nothing else. InvalidInput for an app id of another query; Superseded
-        where another run of the app has begun to write; Drained for a partition that has left the
-        topic since the write was planned: a repeated write goes to the others;
-        TransientStorageError where uploads are too old or gone, storage failed, or the outcome is
-        unknown. Else as :meth:`.Queue.append`. Nothing is visible then, unless the text says that
-        it is committed.
+        A group without uploads only completes or rolls back whatever an earlier run of its app left
+        undecided. After an error nothing is visible, unless the error's text says that the write is
+        committed.
+
+        Returns:
+            Whether anything was appended.
+
+        Raises:
+            InvalidInput: The app id belongs to another query.
+            Superseded: Another run of the app has begun to write.
+            Drained: A partition has left the topic since the write was planned. A repeated write
+                goes to the others.
+            TransientStorageError: Uploads are too old or gone, storage failed, or the outcome is
+                unknown.
+            OpenDataBufferError: As :meth:`.Queue.append`.
         """
         if group is None or group.topic is None:
             return False
@@ -603,13 +692,13 @@ class TopicCommitter(UploadCommitter):
             return self._drop_repeat(group, txn)
         self._complete(attempt, since, group)
         if group.transaction is None:
-            self._coordinator.forget(txn.app)  # this identity is never written again
+            self._coordinator.forget(txn.app)  # This identity will not be used again.
         return True
 
     def _append_pending(
         self, group: Group, attempt: Attempt, uploads: dict[str, list[UploadedBatch]]
     ) -> dict[str, int]:
-        """Append to all partitions at once; the first sequence of each partition's part."""
+        """Append to all partitions at once; return the first sequence that was appended to each."""
         since: dict[str, int] = {}
 
         def append(name: str) -> None:
@@ -628,7 +717,7 @@ class TopicCommitter(UploadCommitter):
             in_parallel(self._runtime, lambda step: step(), steps)
             return since
         except errors.OpenDataBufferError as error:
-            # No record names the attempt, and none will.
+            # No commit record names the attempt, so no process will complete it.
             self._coordinator.abandon(attempt)
             if isinstance(error, errors.CommitStateUnknown):
                 raise errors.TransientStorageError(

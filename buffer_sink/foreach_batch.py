@@ -1,4 +1,4 @@
-"""Writing into a buffer from inside ``foreachBatch``, with the same exactly-once identity."""
+"""Write into a buffer from inside ``foreachBatch``, with the same exactly-once identity."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ForeachBatchWriter:
-    """A function for ``foreachBatch``; also to be called from within one. Picklable.
+    """A function for ``foreachBatch``, which another such function may also call. Picklable.
 
-    ``store`` is the store's URL; ``options`` are those of the batch sink, with ``txnAppId``.
+    Attributes:
+        store: The store's URL.
+        options: The options of the batch sink, including ``txnAppId``.
     """
 
     store: str
-    options: Mapping[str, str] = field(hash=False, repr=False)  # it may hold keys
+    options: Mapping[str, str] = field(hash=False, repr=False)  # May contain keys.
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Append ``df`` to the buffer; a batch id that was written before is skipped."""
+        """Append ``df`` to the buffer, unless the batch id was written before."""
         (
             df.write.format("opendata-buffer")
             .options(**self.options)
@@ -36,9 +38,9 @@ class ForeachBatchWriter:
 
 @checked
 def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> ForeachBatchWriter:
-    """A function that writes each micro-batch into a buffer, exactly once.
+    """Return a function that writes each micro-batch into a buffer, exactly once.
 
-    Use it as the function of ``foreachBatch``, or call it in one of your own beside other
+    Use it as the function of ``foreachBatch``, or call it in your own function next to other
     writes::
 
         to_buffer = foreach_batch_writer("s3://bucket/root", txn_app_id="orders-v1")
@@ -49,19 +51,22 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
 
         query = stream.writeStream.foreachBatch(both).start()
 
-    The executors upload; the driver makes the whole micro-batch visible in one write. Spark
-    runs the function again for a batch it is not sure of, and the identity ``(txn_app_id, batch
-    id)`` makes the second run do nothing.
+    The executors upload. The driver then makes the whole micro-batch visible in one write. Spark
+    calls the function again for a batch if it is not sure that the batch was written. The identity
+    ``(txn_app_id, batch id)`` makes the second call do nothing.
 
     Args:
         store: The store's URL, as in ``save()``.
-        txn_app_id: Names the stream of batches: letters, digits, ``.``, ``_``, ``-``. Give each
-            call in one function, and each query, an id of its own: a second write of the same
-            id and batch is taken for a repeat and skipped. Another query under the id is refused,
-            also one whose checkpoint was deleted: it counts its batches from 0 again, and needs
-            a new id.
-        **options: Options of the batch sink in snake case or as Spark writes them:
+        txn_app_id: The name of the stream of batches: letters, digits, ``.``, ``_``, ``-``. Use a
+            different id for each call in one function, and for each query: a second write with the
+            same id and batch is taken for a repeat and skipped. A write of another query with the
+            same id is refused. This also applies to a query whose checkpoint was deleted: it counts
+            its batches from 0 again, and needs a new id.
+        **options: Options of the batch sink, in snake case or as Spark writes them:
             ``data_path_prefix``, ``compression``, ...
+
+    Returns:
+        The function.
 
     Raises:
         InvalidInput: An option is unknown or cannot be used.
@@ -75,7 +80,7 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
         if value is not None
     }
     texts["txnAppId"] = txn_app_id
-    # Now, where the mistake is, and not in the first micro-batch.
+    # Fail here, where the mistake is, and not in the first micro-batch.
     SinkOptions.for_batch({**texts, "path": store, "txnVersion": "0"})
     return ForeachBatchWriter(store, texts)
 

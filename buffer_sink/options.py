@@ -1,4 +1,4 @@
-"""The sink's options: parsed once, on the driver, into one frozen value that pickles."""
+"""The sink's options, parsed once on the driver into one frozen value that pickles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opendata_buffer.option_reader import (
 )
 from opendata_buffer.stores.open import open_store
 
-# Spark hands a streaming sink the options of the whole query, its own among them.
+# Spark hands a streaming sink the options of the whole query, including Spark's own.
 _SPARK_OPTIONS = ("checkpointLocation", "queryName")
 
 SINK_OPTIONS = (
@@ -29,48 +29,53 @@ SINK_OPTIONS = (
     "partitioner",
 )
 
-PARTITIONERS = ("random", "modulo", "rendezvous")  # the last two by column `key`
+PARTITIONERS = ("random", "modulo", "rendezvous")  # The last two use the column `key`.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """How the sink writes. Sizes, concurrency and the longest write have no option: tests set them.
+    """How the sink writes; see ``docs/reference/options.md``.
 
-    The options are described in ``docs/reference/options.md``.
+    Sizes, concurrency and the maximum duration of a write have no option; only tests set them.
     """
 
     queue: QueueConfig
-    grace_ms: int | None = None  # of a queue that the sink creates, or that has none on record
-    # Not compared: a process keeps one committer, and its manifest, for all writes to a queue.
+    grace_ms: int | None = None  # For a queue that the sink creates, or that has none.
+    # Not compared, so that all writes of a process to a queue share a committer and its manifest.
     app: str | None = field(default=None, compare=False)  # None: a stream's query id
     version: int | None = field(default=None, compare=False)  # None: a stream's batch id
-    target_batch_bytes: int = 8 * MIB  # of a record block, at which a task closes a batch
-    max_batch_bytes: int = 256 * MIB  # of a record block; readers refuse larger ones
-    gather_bytes: int = 65_536  # a task with no more sends its rows to the driver
+    target_batch_bytes: int = 8 * MIB  # A task closes a batch at this size of its block.
+    max_batch_bytes: int = 256 * MIB  # Readers refuse larger record blocks.
+    gather_bytes: int = 65_536  # With at most this much, a task sends its rows to the driver.
     value_format: str = "bytes"
     compression: Compression = Compression.NONE
-    upload_concurrency: int = 4  # uploads at once of one task
-    # Runs of equal metadata of one task: each costs bytes in the manifest (failure F35).
+    upload_concurrency: int = 4  # Concurrent uploads of one task.
+    # Runs of equal metadata in one task. Each run takes space in the manifest (failure F35).
     max_metadata_ranges: int = 100_000
-    # Of a write, from its plan to its commit; batches are named so far ahead (decision 0012).
+    # From the plan of a write to its commit. The names of batches are dated this far ahead
+    # (decision 0012).
     max_write_duration_ms: int = 21_600_000
-    partitioner: str | None = None  # None for ``random``
-    one_queue: bool = False  # whether a data prefix or a manifest is named
+    partitioner: str | None = None  # None if not given, which means ``random``.
+    one_queue: bool = False  # Whether a data prefix or a manifest is named.
 
     def __post_init__(self) -> None:
         if self.app is not None:
-            Transaction(self.app, self.version or 0)  # checks the alphabet
+            Transaction(self.app, self.version or 0)  # Checks the alphabet.
 
     @property
     def transaction(self) -> Transaction | None:
-        """Identity of a batch write."""
+        """The identity of a batch write; None if it has none."""
         if self.app is None or self.version is None:
             return None
         return Transaction(self.app, self.version)
 
     @classmethod
     def for_stream(cls, options: Mapping[str, str]) -> SinkOptions:
-        """From the options of ``writeStream``; raises InvalidInput, also for ``txnVersion``."""
+        """Parse the options of ``writeStream``.
+
+        Raises:
+            InvalidInput: An option is unknown or has an invalid value, or ``txnVersion`` is given.
+        """
         parsed = _parse(options, "streaming sink")
         if parsed.version is not None:
             raise InvalidInput(
@@ -81,7 +86,12 @@ class SinkOptions:
 
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SinkOptions:
-        """From the options of ``df.write``; raises InvalidInput, also for half an identity."""
+        """Parse the options of ``df.write``.
+
+        Raises:
+            InvalidInput: An option is unknown or has an invalid value, or only one of ``txnAppId``
+                and ``txnVersion`` is given.
+        """
         parsed = _parse(options, "batch sink")
         if (parsed.app is None) != (parsed.version is None):
             given, missing = (
@@ -107,7 +117,7 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
             "queue: a partitioner divides rows among the partitions of a topic. Leave out one of "
             "them."
         )
-    open_store(queue.store, queue.store_options)  # a URL that is none fails here, not in a task
+    open_store(queue.store, queue.store_options)  # An invalid URL fails here, not in a task.
     return SinkOptions(
         queue=queue,
         grace_ms=reader.integer("gcGracePeriodMs", None, least=1),

@@ -1,10 +1,10 @@
-"""Converts Spark's rows to record blocks: columns, partitions of a topic, metadata ranges, JSON.
+"""Convert Spark's rows to record blocks: columns, partitions of a topic, metadata ranges, JSON.
 
-With ``valueFormat=json`` all columns together are the value. The objects are those of Spark's
-``to_json``: a field that is null is left out, also of structs, and an element of an array or a map
-is ``null``; binary is Base64; numbers that JSON does not have are text (``"NaN"``, ``"Infinity"``).
-Unlike there, timestamps are in UTC with microseconds, and floating-point numbers have their
-shortest spelling: ``1e+20`` for ``1.0E20``.
+With ``valueFormat=json`` all columns together are the value. The objects look like those of Spark's
+``to_json``: a null field is left out, also inside structs; a null element of an array or a map is
+``null``; binary is Base64; and numbers that JSON does not have are strings (``"NaN"``,
+``"Infinity"``). There are two differences. Timestamps are in UTC with microseconds, and
+floating-point numbers have their shortest spelling: ``1e+20`` and not ``1.0E20``.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ _TYPES = {
     "key": ("binary", "string"),
     "partition": ("string",),
 }
-_LENGTH_BYTES = 4  # of every record in a block
+_LENGTH_BYTES = 4  # The length that precedes every record in a block.
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Positions of the input columns.
+    """Positions of the input columns; None for a column that is not there.
 
-    ``metadata`` is the payload of the record's metadata range. ``key`` chooses a topic's partition,
-    ``partition`` names it; these two are not stored.
+    Attributes:
+        value: The column of records.
+        metadata: The payload of the record's metadata range.
+        key: Chooses the partition of a topic. Not stored.
+        partition: Names the partition of a topic. Not stored.
     """
 
     value: int
@@ -61,9 +64,10 @@ class Columns:
 
 
 def check_schema(schema: StructType) -> Columns:
-    """Find the input columns by name, in any case as Spark resolves names.
+    """Find the input columns by name; like Spark, ignore the case of names.
 
-    InvalidInput if ``value`` is missing, a type is wrong, or there is any other column.
+    Raises:
+        InvalidInput: ``value`` is missing, a type is wrong, or there is any other column.
     """
     found: dict[str, int] = {}
     for position, field in enumerate(schema.fields):
@@ -88,7 +92,11 @@ def check_schema(schema: StructType) -> Columns:
 
 
 def check_one_queue(columns: Columns) -> None:
-    """Refuse, by InvalidInput, the columns that choose a partition: a single queue has none."""
+    """Refuse the columns that choose a partition, because a single queue has no partitions.
+
+    Raises:
+        InvalidInput: The column ``key`` or ``partition`` is there.
+    """
     for name, position in (("key", columns.key), ("partition", columns.partition)):
         if position is not None:
             raise InvalidInput(
@@ -99,7 +107,13 @@ def check_one_queue(columns: Columns) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The record block of one batch object, in pieces, and its metadata ranges; not compressed."""
+    """The record block of one batch object, not compressed.
+
+    Attributes:
+        pieces: The bytes of the block, to be joined.
+        records: Records in the block.
+        metadata: The metadata ranges of the block.
+    """
 
     pieces: tuple[bytes | memoryview, ...]
     records: int
@@ -114,8 +128,15 @@ class Block:
 class BlockBuilder:
     """Cuts a task's rows into blocks of at most ``target_batch_bytes``.
 
-    Only a single record larger than that makes a larger block, up to ``max_batch_bytes``. ``where``
-    names the rows in messages; ``size`` is the bytes of the block that is not full yet.
+    Only a single record that is larger than that makes a larger block, up to ``max_batch_bytes``.
+
+    Args:
+        columns: The positions of the input columns.
+        options: The options of the sink.
+        where: Names the rows in errors.
+
+    Attributes:
+        size: Bytes of the block that is not full yet.
     """
 
     def __init__(self, columns: Columns, options: SinkOptions, where: str) -> None:
@@ -133,10 +154,18 @@ class BlockBuilder:
         self._runs: list[Metadata] = []
 
     def add(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[Block]:
-        """Add rows and give back each block that they fill.
+        """Add rows, and yield each block that they fill.
 
-        ``now_ms`` is the ingestion time of blocks that begin with these rows. InvalidInput for a
-        value that is null or too large, or metadata that changes too often.
+        Args:
+            rows: The rows.
+            now_ms: The ingestion time of blocks that begin with these rows, milliseconds since the
+                Unix epoch.
+
+        Yields:
+            The full blocks, in the order of the rows.
+
+        Raises:
+            InvalidInput: A value is null or too large, or metadata changes too often.
         """
         values = rows.column(self._columns.value)
         if values.null_count:
@@ -149,10 +178,10 @@ class BlockBuilder:
             )
         metadata = None
         if self._columns.metadata is not None:
-            # A range ends only where another one begins, so null metadata is written as empty.
+            # A range ends only where another one begins. So null metadata is written as empty.
             metadata = rows.column(self._columns.metadata).cast(pa.large_binary())
             metadata = metadata.fill_null(b"") if metadata.null_count else metadata
-        # Where each record ends in a block of these values, in bytes.
+        # The position where each record ends in a block of these values, in bytes.
         sizes = pc.add(pc.binary_length(values).cast(pa.int64()), _LENGTH_BYTES)
         ends = memoryview(pc.cumulative_sum(sizes).buffers()[1]).cast("q")[: len(values)]
         start = done = 0
@@ -179,11 +208,12 @@ class BlockBuilder:
         self._rows += len(values)
 
     def finish(self) -> Block | None:
-        """The block that is not full yet; None when it has no rows."""
+        """Return the block that is not full yet; None if it has no rows."""
         return self._close() if self._records else None
 
     def _append_runs(self, metadata: pa.Array | None, start: int, stop: int, now_ms: int) -> None:
-        # All ranges of a block have the time of its first rows: within one, times never fall.
+        # All ranges of a block get the time of its first rows, because times must not decrease
+        # within a block.
         time_ms = self._runs[0].ingestion_time_ms if self._runs else now_ms
         if metadata is None:
             if not self._runs:
@@ -198,7 +228,7 @@ class BlockBuilder:
                 self._ranges += 1
             begin = self._records + end
         most = self._options.max_metadata_ranges
-        if self._ranges > most:  # each of them is kept in the manifest (failure F35)
+        if self._ranges > most:  # The manifest keeps every range (failure F35).
             raise InvalidInput(
                 f"metadata changes more than {most} times in {self._where}: every run "
                 "of equal metadata is kept in the manifest, which each append rewrites. Sort by "
@@ -212,11 +242,20 @@ class BlockBuilder:
 
 
 COALESCED_BYTES = 8 * MIB
-"""Bytes of rows that are divided at once. A single batch of Spark's may be larger."""
+"""Bytes of rows that are divided at once. A single batch from Spark may be larger."""
 
 
 def check_topic(columns: Columns, partitioner: str | None) -> None:
-    """Refuse columns and a partitioner (None where the option is not given) that contradict."""
+    """Refuse columns and a partitioner that contradict each other.
+
+    Args:
+        columns: The positions of the input columns.
+        partitioner: The option; None if it is not given.
+
+    Raises:
+        InvalidInput: Two of them choose the partition, or the partitioner and the column ``key`` do
+            not fit together.
+    """
     if columns.partition is not None:
         if partitioner is not None or columns.key is not None:
             other = f"option partitioner ({partitioner!r})" if partitioner else "column 'key'"
@@ -238,9 +277,10 @@ def check_topic(columns: Columns, partitioner: str | None) -> None:
 
 
 def coalesced(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger batches, since dividing rows has a cost per batch and partition.
+    """Yield the same rows in larger batches.
 
-    Spark gives 10,000 rows at a time, of which many partitions would get a few hundred each.
+    Dividing rows has a cost per batch and partition. Spark gives 10,000 rows at a time, of which
+    each of many partitions would get a few hundred.
     """
     waiting: list[pa.RecordBatch] = []
     size = 0
@@ -255,10 +295,14 @@ def coalesced(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class PartitionRouter:
-    """Divides a task's rows among the partitions: by one sort and one copy of each batch.
+    """Divides a task's rows among the partitions, with one sort and one copy of each batch.
 
-    ``columns`` are checked by :func:`check_topic`; ``partitioner`` is the option, None for
-    ``random``. ``task`` is the task's number, for messages.
+    Args:
+        columns: The positions of the input columns, as :func:`check_topic` allows them.
+        partitioner: The option; None for ``random``.
+        write: The attempt, which names the partitions.
+        task: The task's number, for errors.
+        runtime: Random numbers.
     """
 
     def __init__(
@@ -282,12 +326,13 @@ class PartitionRouter:
         self._rows = 0
 
     def split(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-        """The rows of each partition that gets some, in the order in which they came.
+        """Return the rows of each partition that gets any, in their order.
 
-        InvalidInput for a key or a partition that is null, or a partition that there is not.
+        Raises:
+            InvalidInput: A key or a partition is null, or the topic has no such active partition.
         """
         columns, partitioner = self._columns, self._partitioner
-        # `random` reads no key: without a column of keys the values serve, as they are as many.
+        # `random` does not read keys, only their number. Without a column of keys, the values do.
         keys = rows.column(columns.value if columns.key is None else columns.key)
         if columns.partition is not None:
             keys, partitioner = rows.column(columns.partition), self._chosen
@@ -334,22 +379,32 @@ _ESCAPES = {ord("\\"): r"\\", ord('"'): r"\""} | {
 }
 
 OWN = ("_metadata", "_key", "_partition")
-"""Columns that are no fields of the record: the ``metadata``, ``key`` and ``partition`` of rows
-without ``valueFormat``."""
+"""Columns that are not fields of the record. Without ``valueFormat`` they are ``metadata``, ``key``
+and ``partition``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Name and column of each field of a record, and of the buffer's own, without underscore."""
+    """The columns that become fields of a record, and the buffer's own columns.
+
+    Attributes:
+        fields: Name and position of each field.
+        own: Name, without underscore, and position of each of the buffer's own columns.
+    """
 
     fields: tuple[tuple[str, int], ...]
     own: tuple[tuple[str, int], ...]
 
     @classmethod
     def of(cls, schema: StructType) -> tuple[Fields, StructType]:
-        """The fields of a schema, and what is left of it once they are one column ``value``.
+        """Split a schema into the fields of records and the other columns.
 
-        InvalidInput if there is no field, two have one name, or a type has no form in JSON.
+        Returns:
+            The fields, and the schema in which all of them are one column ``value``.
+
+        Raises:
+            InvalidInput: The schema has no fields, two fields have the same name, or JSON cannot
+                represent a type.
         """
         fields: list[tuple[str, int]] = []
         own: list[tuple[str, int]] = []
@@ -375,7 +430,7 @@ class Fields:
         return cls(tuple(fields), tuple(own)), StructType(rest)
 
     def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows with all fields as one column ``value``, and the other columns behind it."""
+        """Return rows with all fields as one column ``value``, followed by the other columns."""
         fields = [(name, rows.column(position)) for name, position in self.fields]
         values = _object(fields, len(rows)).cast(pa.large_binary())
         own = [rows.column(position) for _, position in self.own]
@@ -383,12 +438,12 @@ class Fields:
 
 
 def _check_encodable(field: StructField) -> None:
-    """Refuse a column that Spark does not give to a Python sink, or that has no form in JSON."""
+    """Refuse a column that Spark does not give to a Python sink, or that JSON cannot represent."""
     found = None
     if not _holds_variant(field.dataType):
-        with suppress(Exception):  # each version of Spark has its own for a type it cannot do
+        with suppress(Exception):  # Versions of Spark raise different errors for unknown types.
             try:
-                found = to_arrow_type(field.dataType, timezone="UTC")  # Spark 4.3 asks for one
+                found = to_arrow_type(field.dataType, timezone="UTC")  # Spark 4.3 needs a zone.
             except TypeError:
                 found = to_arrow_type(field.dataType)
     if found is None:
@@ -403,7 +458,7 @@ def _check_encodable(field: StructField) -> None:
 
 
 def _holds_variant(kind: DataType) -> bool:
-    """Whether a type is a variant or holds one. The names of its fields may be anything."""
+    """Return whether a type is a variant or contains one; names of its fields may be anything."""
     if isinstance(kind, StructType):
         return any(_holds_variant(each.dataType) for each in kind.fields)
     if isinstance(kind, ArrayType):
@@ -414,7 +469,7 @@ def _holds_variant(kind: DataType) -> bool:
 
 
 class _Text(NamedTuple):
-    """Values as JSON, without the text before and after each; null where the value is null."""
+    """Values as JSON, without the text before and after each of them; null if the value is null."""
 
     inner: pa.Array
     before: str = ""
@@ -422,8 +477,8 @@ class _Text(NamedTuple):
 
 
 def _object(fields: list[tuple[str, pa.Array]], length: int) -> pa.Array:
-    """Objects, never null."""
-    # The fields before one that is never null end with a comma, those behind it begin with one.
+    """Return JSON objects, which are never null."""
+    # Fields before one that is never null end with a comma. Fields after it begin with a comma.
     certain = next((i for i, (_, values) in enumerate(fields) if not values.null_count), None)
     parts: list[pa.Array | pa.Scalar] = []
     for index, (name, values) in enumerate(fields):
@@ -473,7 +528,10 @@ def _text(values: pa.Array) -> _Text:
 
 
 def _escape(values: pa.Array) -> pa.Array:
-    """The inside of JSON strings. Most columns have nothing to escape, and are returned as is."""
+    """Return the contents of JSON strings.
+
+    Most columns have nothing to escape, and are returned unchanged.
+    """
     size = int(pc.sum(pc.binary_length(values)).as_py() or 0)
     if not size:
         return values
@@ -487,14 +545,15 @@ def _escape(values: pa.Array) -> pa.Array:
     if not ((data < 32).any() or (data == 34).any() or (data == 92).any()):
         return values
     there = np.bincount(data, minlength=128)
-    for code, escape in _ESCAPES.items():  # the backslash first: the others make some
+    # The backslash comes first: the other escapes contain backslashes.
+    for code, escape in _ESCAPES.items():
         if there[code]:
             values = pc.replace_substring(values, chr(code), escape)
     return values
 
 
 def _utf8(values: pa.Array) -> pa.Array:
-    """The same with U+FFFD for bytes that are not UTF-8, which Spark's strings may have."""
+    """Replace bytes that are not UTF-8 by U+FFFD; Spark's strings may contain such bytes."""
     raw = values.cast(pa.large_binary())
     try:
         raw.cast(_TEXT)
@@ -517,7 +576,7 @@ def _floats(values: pa.Array) -> pa.Array:
 
 
 def _with_t(text: pa.Array) -> pa.Array:
-    """Date and time of day with a T between them."""
+    """Put a T between date and time of day."""
     if pc.all(pc.equal(pc.binary_length(text), len("2024-01-02 03:04:05.000000"))).as_py():
         return pc.binary_replace_slice(text, 10, 11, "T")
     return pc.replace_substring(text, " ", "T", max_replacements=1)
@@ -529,7 +588,7 @@ def _base64(values: pa.Array) -> pa.Array:
 
 
 def _lists(values: pa.Array, elements: pa.Array) -> pa.Array:
-    """The elements of each list, joined by commas."""
+    """Return the elements of each list, joined by commas."""
     lengths = pc.fill_null(pc.list_value_length(values), 0).cast(pa.int64())
     ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
     offsets = pa.array(np.concatenate([np.zeros(1, np.int64), ends]))
@@ -555,12 +614,12 @@ def _maps(values: pa.Array) -> pa.Array:
 
 
 def _names(keys: pa.Array) -> pa.Array:
-    """The inside of names made of keys: JSON has names of text only."""
+    """Return the contents of JSON names made from keys: JSON only has strings as names."""
     text = _text(keys)
-    if pa.types.is_nested(keys.type):  # Its JSON, as a text.
+    if pa.types.is_nested(keys.type):  # The key's JSON, as a string.
         return _escape(_around("", text, ""))
     inner = text.inner
-    if pa.types.is_floating(keys.type):  # Numbers that JSON does not have are in quotes already.
+    if pa.types.is_floating(keys.type):  # Numbers that JSON does not have are quoted already.
         inner = pc.replace_substring(inner, '"', "")
     return _around(text.before.removeprefix('"'), _Text(inner), text.after.removesuffix('"'))
 
@@ -577,7 +636,7 @@ def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
 
 
 def _like(values: pa.Array, text: pa.Array) -> pa.Array:
-    """Null where the value is."""
+    """Return the text with null where the value is null."""
     if not values.null_count:
         return text
     return pc.if_else(values.is_valid(), text, pa.scalar(None, _TEXT))

@@ -1,11 +1,13 @@
 """Spark's writers, ``df.write`` and ``df.writeStream``: planned on the driver, run in tasks.
 
-Spark pickles a writer to the tasks, and commits with another copy of it, so a plan holds values
-only. Stores and queue positions are kept per process: Spark reuses its Python workers.
+Spark pickles a writer and sends it to the tasks, but commits with another copy of it. So a plan
+holds only values. Stores and queue positions are kept per process, because Spark reuses its Python
+workers.
 
-A task divides, encodes and stores its rows (:class:`TaskWriter`). One with few rows sends them to
-the driver in its answer (:class:`TaskUploads`), and :func:`store_small` joins those of many tasks:
-otherwise each would make an object and a queue entry. :func:`collect` joins the answers.
+A task divides, encodes and stores its rows (:class:`TaskWriter`). If each small task stored an
+object of its own, each would also need a queue entry. So a task with few rows sends them to the
+driver in its answer (:class:`TaskUploads`), and :func:`store_small` joins the rows of many tasks.
+:func:`collect` joins the answers.
 """
 
 from __future__ import annotations
@@ -57,12 +59,20 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-OPEN_BLOCKS = 8  # so many full blocks are the most bytes of rows in blocks that are not full
+OPEN_BLOCKS = 8  # Bounds the bytes of all blocks that are not full, in units of full blocks.
 
 
 @dataclass(frozen=True, slots=True)
 class SmallBatch:
-    """Rows of a task that stored nothing, for the driver to store; ``data`` is a record block."""
+    """Rows of a task that stored nothing, for the driver to store.
+
+    Attributes:
+        data: A record block.
+        records: Records in the block.
+        metadata: The metadata ranges of the block.
+        partition: The name of their partition; None for a single queue.
+        clock: The clock of the batch in that partition; 0 for a single queue.
+    """
 
     data: bytes
     records: int
@@ -76,14 +86,14 @@ Batch = UploadedBatch | SmallBatch
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """One task of a write, and what all tasks of that write have in common.
+    """One task of a write, with the values that all tasks of that write have in common.
 
     Attributes:
         number: Spark's number of the task.
         planned: When the driver planned the write, by its clocks. No upload of it is older.
-        transaction: Identity of the write, if it has one.
-        query: Id of the streaming query that writes, if there is one.
-        topic: The topic it writes to; None for a single queue.
+        transaction: The identity of the write, if it has one.
+        query: The id of the streaming query that writes, if there is one.
+        topic: The topic to write to; None for a single queue.
     """
 
     number: int
@@ -95,20 +105,22 @@ class WriteTask:
 
 @dataclass(frozen=True)
 class TaskUploads(WriterCommitMessage):
-    """The answer of one task: its batches in the order of its rows, all of them small or none."""
+    """The answer of one task: its batches in the order of its rows, either all small or none."""
 
     task: WriteTask
     uploads: tuple[Batch, ...]
 
 
 class TaskWriter:
-    """Uploads the rows of one task as batches, which are queued only when the driver appends them.
+    """Uploads one task's rows as batches, which are invisible until the driver appends them.
 
-    Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these in a
-    cloud with a sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. For
-    a topic there is a block being filled for each partition, of all together
-    :data:`OPEN_BLOCKS` times ``target_batch_bytes``; and Arrow batches are joined by copying
-    them, twice :data:`~buffer_sink.rows.COALESCED_BYTES`.
+    Memory: the block that is being filled, one block that waits, and ``upload_concurrency`` blocks
+    that are being uploaded, each of up to ``target_batch_bytes``. Uploads to a cloud also hold a
+    sealed copy of each. One of Spark's Arrow batches comes on top.
+
+    For a topic, each partition has a block that is being filled; all of them together have at most
+    :data:`OPEN_BLOCKS` times ``target_batch_bytes``. Arrow batches are also joined by copying them,
+    which takes twice :data:`~buffer_sink.rows.COALESCED_BYTES`.
     """
 
     def __init__(
@@ -134,11 +146,14 @@ class TaskWriter:
         self._counts: Counter[str] = Counter()
 
     def write(self, rows: Iterable[pa.RecordBatch]) -> TaskUploads:
-        """Upload all rows of the task, unless they are few and the driver is to store them.
+        """Upload all rows of the task, unless they are so few that the driver stores them.
+
+        Returns:
+            The uploaded batches, or the rows themselves if they have at most ``gather_bytes``.
 
         Raises:
-            InvalidInput: A row that cannot be written.
-            StorageError: An upload failed for good, or for ``timeout_ms``.
+            InvalidInput: A row cannot be written.
+            StorageError: An upload failed permanently, or kept failing for ``timeout_ms``.
         """
         with self._uploads as uploads:
             for batch in rows if self._router is None else coalesced(rows):
@@ -146,7 +161,7 @@ class TaskWriter:
                 for name, part in parts.items():
                     for block in self._builder(name).add(part, self._runtime.now_ms()):
                         uploads.submit(name, self._clock(name), block)
-                        del block  # it would stay in memory until the next one is full
+                        del block  # Otherwise it stays in memory until the next one is full.
                 self._flush_largest()
             if not uploads.count and self._open_bytes() <= self._options.gather_bytes:
                 return TaskUploads(self._task, tuple(self._small_batches()))
@@ -184,7 +199,7 @@ class TaskWriter:
                 yield SmallBatch(data, block.records, block.metadata, name, self._clock(name))
 
     def _clock(self, partition: str | None) -> int:
-        """Clock of the next batch for a partition of the topic; 0 for a single queue."""
+        """Return the clock of the next batch for a partition of the topic; 0 for a single queue."""
         if partition is None or self._task.topic is None:
             return 0
         clock = self._task.topic.clock(self._task.number, self._counts[partition])
@@ -193,11 +208,19 @@ class TaskWriter:
 
 
 class BatchUploads:
-    """Names, seals and stores batches of one write, on ``upload_concurrency`` threads at most.
+    """Names, seals and stores batches of one write, on at most ``upload_concurrency`` threads.
 
-    A context manager: leaving it waits for all uploads; leaving it by an error waits for those
-    that run, and drops the one that waits. ``task`` may be any of the write; ``count`` is how many
-    batches were submitted or added.
+    Use it as a context manager. Leaving it waits for all uploads. Leaving it with an error waits
+    for the uploads that are running, and drops the one that waits.
+
+    Args:
+        options: The options of the sink.
+        task: Any task of the write.
+        store: The store to upload to.
+        runtime: Clock, threads and random numbers.
+
+    Attributes:
+        count: Batches that were submitted or added.
     """
 
     def __init__(
@@ -208,7 +231,7 @@ class BatchUploads:
         self._task = task
         self._store = store
         self._runtime = runtime
-        # Spark repeats a failed task, too, but not in local mode, and with all its uploads.
+        # Spark also repeats a failed task, but not in local mode, and it repeats all its uploads.
         self._retrying = options.queue.retries(runtime)
         self._changed = runtime.condition()
         self._waiting: list[Callable[[], None]] = []
@@ -233,18 +256,26 @@ class BatchUploads:
 
     @property
     def uploaded(self) -> tuple[UploadedBatch, ...]:
-        """The batches in the order of their calls, in which the queue gets them."""
+        """The batches, in the order of the calls that submitted or added them.
+
+        The queue gets them in this order.
+        """
         return tuple(batch for _, batch in sorted(self._uploaded.items()))
 
     def add(self, batch: UploadedBatch) -> None:
-        """Take over a batch that is stored already, as the next one."""
+        """Add a batch that is already stored, as the next one."""
         self._uploaded[self.count] = batch
         self.count += 1
 
     def submit(self, partition: str | None, clock: int, block: Block) -> None:
-        """Upload a block soon; returns once that runs, or is the only one that waits.
+        """Submit a block for upload.
 
-        ``partition`` and ``clock`` are those of the :class:`.UploadedBatch` that it becomes.
+        Returns as soon as the upload runs, or is the only one that waits.
+
+        Args:
+            partition: The name of its partition; None for a single queue.
+            clock: The clock of the batch in that partition; 0 for a single queue.
+            block: The block.
 
         Raises:
             BaseException: The error of the first upload that failed.
@@ -283,12 +314,12 @@ class BatchUploads:
                     self._failure = self._failure or error
                     self._changed.notify_all()
             finally:
-                # A job holds a batch's bytes. Kept until the next job comes, it would hold one
-                # batch more in memory than TaskWriter allows.
+                # A job holds the bytes of a batch. If it were kept until the next job comes, one
+                # more batch would be in memory than TaskWriter allows.
                 del job
 
     def _name(self, partition: str | None, clock: int) -> str:
-        # By the time in the name collectors know how long to wait for the driver's append.
+        # The time in the name tells collectors how long to wait for the driver's append.
         ulid = later_ulid(self._runtime.ulid(), self._options.max_write_duration_ms)
         topic, transaction = self._task.topic, self._task.transaction
         if partition is None or topic is None:
@@ -298,12 +329,12 @@ class BatchUploads:
     def _upload(
         self, position: int, key: str, partition: str | None, clock: int, block: Block
     ) -> None:
-        # Compression releases the interpreter lock, so on an upload thread it overlaps with the
-        # next block's encoding and with the JVM.
+        # Compression releases the interpreter lock. On an upload thread it therefore overlaps with
+        # the encoding of the next block and with the JVM.
         began = self._runtime.monotonic()
         options = self._options
         pieces = seal_pieces(block.pieces, block.records, options.compression)
-        if isinstance(self._store, ZeroCopy):  # where they need not be joined, which is a copy
+        if isinstance(self._store, ZeroCopy):  # Joining the pieces would copy them.
             self._retrying(self._store.put_pieces, key, pieces)
         else:
             self._retrying(self._store.put, key, b"".join(pieces))
@@ -321,18 +352,25 @@ def collect(
     messages: Iterable[WriterCommitMessage | None],
     store_small: Callable[[Sequence[Batch], WriteTask], tuple[UploadedBatch, ...]],
 ) -> Group | None:
-    """Join the tasks' answers, in the order of the tasks; None for no rows to a single queue.
+    """Join the tasks' answers, in the order of the tasks.
 
-    A write of no rows to a topic is a group without uploads: it may be the first one after a
-    restart, and then has to complete or roll back what the run before left undecided.
-    ``store_small`` stores the small batches among others, for any task of the write.
+    A write without rows to a topic is a group without uploads. It may be the first write after a
+    restart, and then has to complete or roll back whatever the previous run left undecided.
+
+    Args:
+        messages: The answers; None for a task without one.
+        store_small: Gets all batches of the write, and any of its tasks. Stores the small batches
+            among them, and returns uploaded batches only.
+
+    Returns:
+        The uploads of the write; None if it has no rows and goes to a single queue.
 
     Raises:
         InvalidInput: The messages belong to different writes, or tasks of a write to a topic have
             the same number.
         StorageError: Small batches could not be stored.
     """
-    # Spark calls commit only when every task has succeeded, but its interface allows None for a
+    # Spark calls commit only after every task has succeeded. But its interface allows None for a
     # task without an answer.
     answers = [each for each in messages if isinstance(each, TaskUploads)]
     results = [each for each in answers if each.uploads or each.task.topic is not None]
@@ -345,7 +383,7 @@ def collect(
         raise InvalidInput(f"tasks of one write carry different identities: {', '.join(names)}")
     task = results[0].task
     if task.topic is not None and len({each.task.number for each in results}) < len(results):
-        # Their batches have the same clocks: consumers would take the second for a repeat.
+        # Their batches have the same clocks: consumers would take the second one for a repeat.
         raise InvalidInput(
             f"several tasks of one write carry the number {task.number}: this Spark does not give "
             "tasks their TaskContext. Write to the topic with opendata_buffer.TopicProducer"
@@ -366,28 +404,36 @@ def collect(
 def store_small(
     batches: Sequence[Batch], uploads: BatchUploads, target: int
 ) -> tuple[UploadedBatch, ...]:
-    """On the driver: store what tasks did not, joined to record blocks of at most ``target`` bytes.
+    """Store the small batches of a write, on the driver.
 
-    ``batches`` are all of a write, in the order of tasks and rows. Gives back uploaded ones only,
-    those of each of a topic's partitions in their order.
+    Args:
+        batches: All batches of the write, in the order of tasks and rows.
+        uploads: Stores the joined batches.
+        target: Bytes of the largest record block that small batches are joined to.
+
+    Returns:
+        Only uploaded batches. The batches of each partition are in the given order.
     """
     with uploads:
         for part in _grouped(batches, target):
             if isinstance(part, UploadedBatch):
                 uploads.add(part)
             else:
-                first = part[0]  # all other clocks of the group are later, so the first one serves
+                first = part[0]  # The clocks of the others are later.
                 uploads.submit(first.partition, first.clock, join_blocks(part))
     return uploads.uploaded
 
 
 def _grouped(batches: Sequence[Batch], target: int) -> list[UploadedBatch | list[SmallBatch]]:
-    """Uploaded batches as they are, and small ones in groups, in order within each partition."""
+    """Return uploaded batches as they are, and small ones in groups of at most ``target`` bytes.
+
+    Within each partition, batches keep their order.
+    """
     grouped: list[UploadedBatch | list[SmallBatch]] = []
     last: dict[str | None, list[SmallBatch]] = {}
     for each in batches:
         if isinstance(each, UploadedBatch):
-            last.pop(each.partition, None)  # small batches behind it must not come before it
+            last.pop(each.partition, None)  # Later small batches must come after this one.
             grouped.append(each)
             continue
         group = last.get(each.partition)
@@ -399,12 +445,12 @@ def _grouped(batches: Sequence[Batch], target: int) -> list[UploadedBatch | list
 
 
 def join_blocks(smalls: Sequence[SmallBatch]) -> Block:
-    """The records of several batches as one block."""
+    """Return the records of several batches as one block."""
     records = 0
     metadata: list[Metadata] = []
     for small in smalls:
         for each in small.metadata:
-            # Clocks of executors differ, and within a batch times never fall.
+            # The clocks of executors differ, but times must not decrease within a batch.
             time_ms = max([each.ingestion_time_ms, *(m.ingestion_time_ms for m in metadata[-1:])])
             if not metadata or metadata[-1].payload != each.payload:
                 metadata.append(Metadata(records + each.start_index, time_ms, each.payload))
@@ -414,18 +460,21 @@ def join_blocks(smalls: Sequence[SmallBatch]) -> Block:
 
 _RUNTIME = SystemRuntime()
 
-QUEUE_KNOWN_S = 60.0  # for which a queue that was claimed is not claimed again, nor looked for
+QUEUE_KNOWN_S = 60.0  # A queue that was claimed is not claimed or looked up again for this long.
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """One write, as the driver planned it.
+    """One write, as the driver planned it. Immutable, and pickled to the tasks.
 
     Attributes:
+        options: The options of the sink.
+        columns: The positions of the input columns.
         made: When it was planned; no upload of the write is older.
-        transaction: Identity of a batch write, if it has one.
-        fields: The columns that are encoded into one value; None where a column is the value.
-        located: Whether the store was asked what it holds: ``topic``, or a single queue.
+        transaction: The identity of a batch write, if it has one.
+        fields: The columns that are encoded into one value; None if one column is the value.
+        located: Whether the plan knows if the store holds a ``topic`` or a single queue.
+        topic: The attempt to write to a topic; None for a single queue.
     """
 
     options: SinkOptions
@@ -438,7 +487,11 @@ class WritePlan:
 
     @classmethod
     def make(cls, options: SinkOptions, schema: StructType) -> WritePlan:
-        """Plan a write now, without a request; raises InvalidInput for a column."""
+        """Plan a write now, without a request to the store.
+
+        Raises:
+            InvalidInput: A column is missing, or cannot be written.
+        """
         fields = None
         if options.value_format == "json":
             fields, schema = Fields.of(schema)
@@ -446,16 +499,17 @@ class WritePlan:
         return cls(options, check_schema(schema), now, options.transaction, fields)
 
     def locate(self) -> WritePlan:
-        """The plan of one attempt, to the topic or the queue that the store holds.
+        """Return the plan of one attempt, to the topic or the queue that the store holds.
 
-        Claims the queue, before the first upload of a task: batches that are there without a claim
-        would be taken for another queue's (failure F51). Costs two small reads, or one where the
-        options name one queue, and none while this process did the same within a minute.
+        Claims the queue before a task uploads anything: without a claim, the batches would be taken
+        for another queue's (failure F51). Makes two small reads, or one if the options name one
+        queue. Makes none if this process did the same within the last minute.
 
         Raises:
-            InvalidInput: A column or the partitioner is missing, or cannot be used here; or the
-                queue must not be created, as :func:`.claim_for_writing`.
-            CorruptData, StorageError: The topic's description cannot be read.
+            InvalidInput: A column or the partitioner is missing, or cannot be used here. Or the
+                queue must not be created, as in :func:`.claim_for_writing`.
+            CorruptData: The topic's description cannot be decoded.
+            StorageError: The topic's description cannot be read.
         """
         if self.located:
             return self
@@ -486,7 +540,19 @@ class WritePlan:
     def upload(
         self, rows: Iterator[pa.RecordBatch], transaction: Transaction | None
     ) -> TaskUploads:
-        """In a task: upload its rows; nothing becomes visible."""
+        """Upload the rows of a task, on an executor; nothing becomes visible.
+
+        Args:
+            rows: The rows of the task.
+            transaction: The identity of the write, if it has one.
+
+        Returns:
+            The answer of the task.
+
+        Raises:
+            InvalidInput: A row cannot be written.
+            StorageError: An upload failed permanently, or kept failing for ``timeout_ms``.
+        """
         context = TaskContext.get()
         task = WriteTask(
             number=context.partitionId() if context is not None else 0,
@@ -500,14 +566,20 @@ class WritePlan:
         return writer.write(rows if self.fields is None else map(self.fields.encode, rows))
 
     def append(self, messages: Iterable[WriterCommitMessage | None]) -> None:
-        """On the driver: make the uploads of all tasks visible, all of them or none."""
+        """Make the uploads of all tasks visible, on the driver: all of them or none.
+
+        Raises:
+            OpenDataBufferError: As :func:`collect`, and as ``append()`` of :class:`.QueueCommitter`
+                or :class:`.TopicCommitter`.
+        """
         group = collect(messages, self._store_small)
         is_of_topic = group is not None and group.topic is not None
         try:
             _committer(self.options, is_of_topic).append(group)
         except BaseException:
-            # What this process remembers of the queue may be the reason, for example when the
-            # queue was deleted on purpose. The error reported it; the next write reads it anew.
+            # The state that this process remembers of the queue may be the cause, for example
+            # because the queue was deleted on purpose. The error has reported that; the next write
+            # reads the queue again.
             _forget_committers()
             raise
 
@@ -521,20 +593,20 @@ class _PlannedWriter:
         self._plan = plan
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles the writer that it plans a write with, and not the one that it commits a
-        # micro-batch with. So the one read that shows what the store holds is made here.
+        # Spark pickles the writer that plans a write, but not the one that commits a micro-batch.
+        # Locating the topic or queue here therefore happens once for each write.
         self._plan = self._plan.locate()
         return type(self), (self._plan,)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
-        """Does nothing: the garbage collector deletes the uploads of a write that failed.
+        """Do nothing: the garbage collector deletes the uploads of a write that failed.
 
-        Spark also calls this when ``commit`` raised, and then they may be in the queue.
+        Spark also calls this after ``commit`` raised an error, when the uploads may be queued.
         """
 
 
 def _arrow_writer(name: str) -> Any:
-    """A base class of Spark; its place is empty where this Spark lacks it."""
+    """Return a base class of Spark, or ``object`` if this Spark does not have it."""
     return getattr(datasource, name, object)
 
 
@@ -546,7 +618,7 @@ class BufferBatchWriter(_PlannedWriter, _arrow_writer("DataSourceArrowWriter")):
         return self._plan.upload(iterator, self._plan.transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Make the uploads of all tasks visible, all or none of them."""
+        """Make the uploads of all tasks visible, all of them or none."""
         self._plan.append(messages)
 
 
@@ -567,7 +639,7 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
         return self._plan.upload(iterator, Transaction(app, int(batch)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Make the uploads of all tasks visible, all or none of them, and once."""
+        """Make the uploads of all tasks visible, all of them or none, exactly once."""
         for message in messages:
             if isinstance(message, TaskUploads) and message.task.transaction is not None:
                 found = message.task.transaction.batch
@@ -582,7 +654,12 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> BufferBatchWriter:
-    """The writer of one DataFrame; raises InvalidInput for an option, a column or the save mode."""
+    """Return the writer of one DataFrame.
+
+    Raises:
+        InvalidInput: An option, a column or the save mode cannot be used, or this Spark has no
+            Arrow writers.
+    """
     if overwrite:
         raise InvalidInput(
             "mode overwrite cannot be written to a buffer: a queue only grows. Use "
@@ -595,7 +672,12 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> BufferStreamWriter:
-    """The writer of a micro-batch; raises InvalidInput for an option, column or output mode."""
+    """Return the writer of micro-batches.
+
+    Raises:
+        InvalidInput: An option, a column or the output mode cannot be used, or this Spark has no
+            Arrow writers of streams.
+    """
     if overwrite:
         raise InvalidInput(
             "output mode complete cannot be written to a buffer: a queue only grows. Use "
@@ -622,13 +704,13 @@ def _check_arrow_writer() -> None:
 
 
 def task_property(name: str) -> str | None:
-    """A local property of the running Spark job; None outside of a task."""
+    """Return a local property of the running Spark job; None outside a task."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(name)
 
 
 def query_id() -> str | None:
-    """Id of the task's streaming query, from its checkpoint; None where Spark sets none."""
+    """Return the id of the task's streaming query, from its checkpoint; None if Spark sets none."""
     return task_property("sql.streaming.queryId")
 
 
@@ -642,7 +724,7 @@ _MOST_COMMITTERS = 8
 
 
 def _committer(options: SinkOptions, is_of_topic: bool) -> QueueCommitter | TopicCommitter:
-    """The process's committer for these options; those that were used last are kept."""
+    """Return the process's committer for these options; keep the most recently used ones."""
     committer = _committers.pop((options, is_of_topic), None)
     if committer is None:
         kind = TopicCommitter if is_of_topic else QueueCommitter
