@@ -1,8 +1,9 @@
-"""The name Spark finds: ``spark.readStream.format("opendata-buffer")`` needs no registration.
+"""The module that Spark finds, so ``spark.readStream.format("opendata-buffer")`` just works.
 
-Spark imports every ``pyspark_*`` package to look for a ``DefaultSource``, and one that fails or
-is slow to import hides them all behind ``DATA_SOURCE_NOT_FOUND``. So nothing but pyspark is
-imported here; the halves load when they are used.
+No registration is needed: Spark imports every ``pyspark_*`` package and looks for a
+``DefaultSource``. A package that fails or is slow to import hides all of them behind
+``DATA_SOURCE_NOT_FOUND``. So this module imports only pyspark, and loads the source and the sink
+when they are used.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _T = TypeVar("_T")
 
 
 def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Says, where a part of the package or what it needs is missing, which Python misses it."""
+    """Wrap a method so that a ModuleNotFoundError names the Python that lacks the module."""
 
     @wraps(method)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -63,10 +64,10 @@ def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 class _Refused(DataSourceStreamReader):
-    """Raises, in whatever Spark calls first, why there is no reader.
+    """A reader that raises the reason why it could not be made, whatever Spark calls first.
 
     Spark hides an error of ``streamReader()``: its runner then calls ``stop()`` of a reader that it
-    does not have, and shows the ``UnboundLocalError`` of that.
+    does not have, and shows the ``UnboundLocalError`` of that call instead.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -89,9 +90,9 @@ class _Refused(DataSourceStreamReader):
 
 
 def _own(schema: StructType) -> StructType:
-    """The schema in the types of the pyspark here.
+    """Return the schema in the types of this process's pyspark.
 
-    Databricks may plan with a copy of pyspark under another name, whose types are others.
+    Databricks may plan with a copy of pyspark under another name, which has different types.
     """
     from pyspark.sql.types import StructType
 
@@ -112,24 +113,28 @@ def _check_flag(name: str, value: object) -> None:
 class DefaultSource(DataSource):
     """Reads and writes buffers, in batches and in streams.
 
-    Also registered by hand: ``spark.dataSource.register(DefaultSource)``. The options are those
-    of :class:`buffer_source.options.SourceOptions` and :class:`buffer_sink.options.SinkOptions`.
+    You can also register it by hand: ``spark.dataSource.register(DefaultSource)``. The options are
+    those of :class:`buffer_source.options.SourceOptions` and
+    :class:`buffer_sink.options.SinkOptions`.
     """
 
     cores: int | None = None
-    """Tasks that the cluster runs at once; :func:`register` knows."""
+    """Tasks that the cluster runs at once; set by :func:`register`."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return "opendata-buffer"
 
     @_complete
     def schema(self) -> StructType:
-        """Columns of a read without ``.schema(...)``; checks the options on the way.
+        """Return the columns of a read without ``.schema(...)``, after checking the options.
 
-        Makes one small request: whether a topic is there, which has one column more. With
-        ``valueFormat`` it reads a sample of what is queued.
+        Makes one small request to see whether there is a topic, which has one column more. With
+        ``valueFormat`` it reads a sample of the queued records.
+
+        Raises:
+            InvalidInput: The options cannot be used, or the sample does not show any columns.
         """
         from buffer_source.options import SourceOptions
         from buffer_source.partitions import SourcePartitions
@@ -138,7 +143,7 @@ class DefaultSource(DataSource):
         from opendata_buffer.runtime import SystemRuntime
         from opendata_buffer.stores.open import open_store
 
-        if "provider" in self.options:  # as Spark passes a table's own properties when it is made
+        if "provider" in self.options:  # Spark passes the properties of a new table.
             raise InvalidInput(_NO_TABLE)
         options = SourceOptions.from_spark(self.options, self.cores)
         store = open_store(options.queue.store, options.queue.store_options)
@@ -149,13 +154,21 @@ class DefaultSource(DataSource):
 
     @_complete
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``."""
+        """Return the reader for ``spark.read``.
+
+        Raises:
+            InvalidInput: The options or the schema cannot be used.
+        """
         from buffer_source.batch_reader import BufferBatchReader
 
         return BufferBatchReader(self._source_options(), _own(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For ``spark.readStream``; what is wrong is raised when Spark first uses the reader."""
+        """Return the reader for ``spark.readStream``.
+
+        It does not raise an error. If the options or the schema cannot be used, the reader raises
+        the error when Spark first uses it.
+        """
         try:
             return self._stream_reader(schema)
         except Exception as error:
@@ -163,7 +176,15 @@ class DefaultSource(DataSource):
 
     @_complete
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For ``df.write``; ``schema`` is the DataFrame's."""
+        """Return the writer for ``df.write``.
+
+        Args:
+            schema: The schema of the DataFrame.
+            overwrite: Whether the save mode is ``overwrite``, which is refused.
+
+        Raises:
+            InvalidInput: The options, the schema or the save mode cannot be used.
+        """
         from buffer_sink.writer import batch_writer
 
         _check_flag("overwrite", overwrite)
@@ -171,7 +192,15 @@ class DefaultSource(DataSource):
 
     @_complete
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """For ``df.writeStream``; ``schema`` is the DataFrame's."""
+        """Return the writer for ``df.writeStream``.
+
+        Args:
+            schema: The schema of the DataFrame.
+            overwrite: Whether the output mode is ``complete``, which is refused.
+
+        Raises:
+            InvalidInput: The options, the schema or the output mode cannot be used.
+        """
         from buffer_sink.writer import stream_writer
 
         _check_flag("overwrite", overwrite)
@@ -198,18 +227,21 @@ class DefaultSource(DataSource):
 
 
 def register(spark: SparkSession, parallelism: int | None = None) -> None:
-    """Register the format with what is known here and not where Spark plans: the cluster's cores.
+    """Register the format and tell it how many tasks the cluster runs at the same time.
 
-    Spark finds the format by itself where the package is installed for driver and executors, and
-    then plans as many tasks as the driver has CPUs. After this it plans for the whole cluster. It
-    also takes what ``spark-submit --py-files`` brought with it: see the page "On a cluster". Free
-    to repeat. Spark 4.0 keeps a format that it has found by itself, which knows no cores: there
-    use the option ``minPartitions``.
+    Without this call, Spark finds the format if the package is installed on the driver and the
+    executors, but then plans as many tasks as the driver has CPUs. With it, Spark plans for the
+    whole cluster. The call also makes a package usable that came with ``spark-submit --py-files``;
+    see the page "On a cluster". You can repeat it. Spark 4.0 keeps a format that it has already
+    found, and which does not know the cores: use the option ``minPartitions`` there.
 
     Args:
-        spark: The session. Of a session over Spark Connect the cores are not known.
-        parallelism: Tasks that run at the same time. Default: ``defaultParallelism``, or what
-            the settings ask for where not all executors have come yet.
+        spark: The session. The cores of a session over Spark Connect are not known.
+        parallelism: Tasks that run at the same time. Default: ``defaultParallelism``, or the number
+            of cores in the settings if not all executors have started yet.
+
+    Raises:
+        InvalidInput: An argument has the wrong type.
     """
     from opendata_buffer.arguments import wrong_type
 
@@ -218,12 +250,12 @@ def register(spark: SparkSession, parallelism: int | None = None) -> None:
     if parallelism is not None and type(parallelism) is not int:
         raise wrong_type("parallelism", parallelism, "a whole number of tasks, or None")
     cores = parallelism or _cores_of(spark)
-    # Another module's name makes pickle send the class itself, with its cores.
+    # Under the name of another module, pickle sends the class itself, including its cores.
     attributes = {"cores": cores, "__module__": "__main__", "__doc__": DefaultSource.__doc__}
     try:
         spark.dataSource.register(type("DefaultSource", (DefaultSource,), attributes))
     except PySparkException as error:
-        # Spark 4.0 replaces a format that was registered, but none that it has found by itself.
+        # Spark 4.0 replaces a registered format, but not one that it has found without help.
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
 

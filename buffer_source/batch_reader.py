@@ -1,4 +1,4 @@
-"""The batch source: a snapshot of what is queued, taken without disturbing any consumer."""
+"""The batch source: a snapshot of the queued batches that does not disturb any consumer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ log = logging.getLogger(__name__)
 
 
 class BufferBatchReader(DataSourceReader):
-    """Reads what is queued, or what a log keeps; claims no epoch and acknowledges nothing.
+    """Reads all queued batches, or all that a log keeps.
+
+    It does not claim an epoch, and does not acknowledge anything.
 
     A DataFrame is a snapshot: Spark plans it once, and every later action reads the same batches.
-    So no filter prunes batches here: it would be that of the first action. Batches that a consumer
-    acknowledges meanwhile are deleted ``gcGracePeriodMs`` later; the read then fails and names one.
+    That is why filters do not prune batches here: a filter would come from the first action. If a
+    consumer acknowledges batches meanwhile, they are deleted ``gcGracePeriodMs`` later. The read
+    then fails and names one of them.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -41,11 +44,14 @@ class BufferBatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Tasks over the queued batches.
+        """Return tasks over the queued batches.
 
-        InvalidInput where there is no queue, or ``endingOffsets`` is beyond its end. Unless
-        ``failOnDataLoss`` is off, DataLoss for ``startingOffsets`` before its start, and QueueReset
-        for a manifest that is gone.
+        Raises:
+            InvalidInput: The queue does not exist. Or, unless ``failOnDataLoss`` is false,
+                ``startingOffsets`` or ``endingOffsets`` is past its end.
+            DataLoss: The queue begins after ``startingOffsets``. Not raised if ``failOnDataLoss``
+                is false.
+            QueueReset: The manifest is gone. Not raised if ``failOnDataLoss`` is false.
         """
         options, runtime = self._options, SystemRuntime()
         store = open_store(options.queue.store, options.queue.store_options)
@@ -81,11 +87,14 @@ class BufferBatchReader(DataSourceReader):
 def select(
     view: Manifest | LogView, options: SourceOptions, repeats: Repeats
 ) -> list[BatchDescriptor]:
-    """The entries a batch read wants, without repeats and what is not committed.
+    """Return the entries for a batch read, without repeats and without uncommitted entries.
 
-    Of a log it reads the wanted range, what lies right before it, to know repeats, and what lies
-    behind it as far as transactions are undecided. Raises InvalidInput or DataLoss for positions
-    that are not in the queue.
+    For a log, this reads the requested range and two ranges next to it. The entries right before it
+    help to recognise repeats. The entries after it are read as long as transactions are undecided.
+
+    Raises:
+        InvalidInput: A position is past the end of the queue.
+        DataLoss: The queue begins after the start of the range.
     """
     first, end = view.first_sequence, view.next_sequence
     start, last = options.starting_offsets, options.ending_offsets
@@ -116,7 +125,7 @@ def select(
 
     later = set[int]()
     for entry in _offered(view, begin, min(until, end), rule, options):
-        # Every entry is offered, also one that is not wanted: the rule must see all of them.
+        # The rule must see every entry, also those outside the requested range.
         offered[entry.sequence] = entry
         if repeats.first_of(entry) is not None:
             later.add(entry.sequence)

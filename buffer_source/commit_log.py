@@ -30,29 +30,30 @@ FIRST_BATCH_LOGGED_S = 60.0
 """Idle seconds after which the first micro-batch of a run counts as being in the log."""
 
 COMMITS_THAT_PROVE = 2
-"""Commits in a row, each where a normal query makes it, that prove synchronous tracking. With
-asynchronous tracking another thread would have to write its log each time between two statements of
-Spark's main thread."""
+"""Commits in a row, each at the point where a normal query makes it, that prove synchronous
+tracking. With asynchronous tracking, each of them would need another thread to write the log
+between two consecutive statements of Spark's main thread."""
 
 Tracking = Enum("Tracking", ("UNKNOWN", "SYNCHRONOUS", "ASYNCHRONOUS"))
 """How the query keeps its progress."""
 
 
 class CommitLog:
-    """What Spark's commit log certainly holds, by Spark's calls in one run.
+    """The part of Spark's commit log that is certain from Spark's calls in one run.
 
-    ``commit(end)`` proves that ``end`` is in the log, but comes only with the next micro-batch that
-    has data. ``latestOffset(start)`` proves it of ``start``, unless the query tracks its progress
-    asynchronously. With asynchronous tracking the log is still written for the first micro-batch of
-    a run, in the background; so after some idle time that one is in the log.
+    ``commit(end)`` proves that ``end`` is in the log, but Spark only calls it with the next
+    micro-batch that has data. ``latestOffset(start)`` proves that ``start`` is in the log, unless
+    the query tracks its progress asynchronously. With asynchronous tracking, Spark still writes the
+    log for the first micro-batch of a run, in the background. So that micro-batch is in the log
+    after some idle time.
     """
 
     def __init__(self) -> None:
         self.tracking = Tracking.UNKNOWN
         self._planned = 0  # Micro-batches planned in this run.
-        self._planned_start: tuple[SourceOffset | None] | None = None  # Of the last one.
-        self._on_time = 0  # Commits where a normal query makes them.
-        self._start: SourceOffset | None = None  # What Spark handed to latestOffset() last.
+        self._planned_start: tuple[SourceOffset | None] | None = None  # The last one.
+        self._on_time = 0  # Commits in a row, where a normal query makes them.
+        self._start: SourceOffset | None = None  # Spark's last latestOffset().
         self._start_since = 0.0
         self._committed: SourceOffset | None = None
 
@@ -81,17 +82,17 @@ class CommitLog:
         """Note the call ``commit(end)``: ``end`` is in the commit log, whatever the tracking."""
         self._committed = end
         if self._start is not None and end != self._start:
-            # Only a log that lags commits an older offset than the one just handed over.
+            # Only a log that lags behind commits an older offset than the one just handed over.
             self.tracking = Tracking.ASYNCHRONOUS
 
     def planned(self, start: SourceOffset | None) -> None:
         """Note the call ``partitions(start, end)``."""
         if self._planned_start == (start,):
-            return  # The second of two scans of the source, as in a union, proves nothing.
+            return  # Another scan of the source, as in a union, proves nothing.
         self._planned_start = (start,)
         self._planned += 1
         if start is None or start != self._start:
-            return  # The first micro-batch of a query, or a replay: no commit precedes it.
+            return  # No commit precedes the first micro-batch of a query, or a replay.
         if self._committed != start:
             self.tracking = Tracking.ASYNCHRONOUS
             return

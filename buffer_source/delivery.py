@@ -1,4 +1,4 @@
-"""Which of a queue's entries a query delivers, and how far the queue may be acknowledged.
+"""The entries of a queue that a query delivers, and how far the queue may be acknowledged.
 
 The rule is :class:`~opendata_buffer.consumer.isolation.ReadCommitted`. Its state is part of each
 position in Spark's offsets. So the rule can be restored at any position, in any run, and decides
@@ -22,7 +22,8 @@ def rule_after(start: PartitionOffset | None, options: SourceOptions) -> ReadCom
     """Return the rule of transactions in the state that it had at a position.
 
     Raises:
-        InvalidInput: Transactions were open there, and the query does not hold any back now.
+        InvalidInput: Transactions were open at the position, but the query now reads uncommitted
+            batches.
     """
     prefix, isolation = options.queue.data_path_prefix, options.isolation
     if start is None or not start.transactions:
@@ -97,7 +98,8 @@ class IsolationFilter:
                 self.repeats.append(batch)
 
     def _held_back(self, begin: int, end: int) -> list[tuple[int, str]]:
-        # Without missing entries: of a message and its repeat the rule takes the first it sees.
+        # Leave out missing entries: the rule takes whichever of a message and its repeat it sees
+        # first.
         return [
             (batch.sequence, batch.location)
             for batch in self._entries(begin, end)

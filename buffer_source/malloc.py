@@ -6,13 +6,14 @@ import threading
 from importlib import import_module
 
 M_ARENA_MAX = -8
-"""Of glibc's malloc.h: the most heaps that a process may have."""
+"""The parameter in glibc's malloc.h for the maximum number of heaps of a process."""
 
 
 def reserve_less_memory() -> None:
     """Let threads share one heap if the address space is limited (PYSPARK_PLANNER_MEMORY_MB).
 
-    glibc reserves up to 128 MiB of it for the heap of each thread, and 8 MiB for its stack.
+    glibc reserves up to 128 MiB of address space for the heap of each thread, and 8 MiB for its
+    stack.
     """
     try:
         resource, ctypes = import_module("resource"), import_module("ctypes")

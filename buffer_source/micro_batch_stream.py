@@ -1,10 +1,10 @@
 """Offsets, limits and tasks of one run of a query, over all partitions of its source.
 
-Every answer is a function of the offsets that Spark hands over and of the manifests. What is kept
-between calls only saves requests. So a replay after a crash, which plans first, needs nothing that
-the run before it knew.
+Every answer is a function of the offsets that Spark hands over and of the manifests. The state that
+is kept between calls only saves requests. So a replay after a crash, which plans first, does not
+need the state of the run before it.
 
-A micro-batch takes a straight way, in parallel over the partitions::
+A micro-batch takes these steps, in parallel over the partitions::
 
     latest_offset(start)
         PartitionStream.poll(start)            acknowledge the start; which entries wait after it
@@ -51,7 +51,7 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.1
-"""Fewest seconds between two polls of an idle queue."""
+"""Minimum seconds between two polls of an idle queue."""
 
 T = TypeVar("T")
 
@@ -76,13 +76,13 @@ class MicroBatchStream:
         self._streams: dict[str, PartitionStream] = {}
         self._log = CommitLog()
         self._warned = False
-        self._frozen: list[str] | None = None  # What a run with AvailableNow reads.
+        self._frozen: list[str] | None = None  # Partitions that a run with AvailableNow reads.
         self._left: set[str] = set()  # Partitions that left the offset, closed for good and empty.
         self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
         self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
 
     def prepare_available_now(self) -> None:
-        """Let the run end at what is queued now."""
+        """Let the run end at the batches that are queued now."""
         self._frozen = self._partitions.names()
         streams = [self._stream(name) for name in self._frozen]
         in_parallel(self._runtime, PartitionStream.freeze_end, streams)
@@ -95,7 +95,7 @@ class MicroBatchStream:
         with the next end.
 
         Args:
-            start: The end of the micro-batch before; None for a query that has read nothing.
+            start: The end of the previous micro-batch; None for a query that has read nothing.
             unlimited: Ignore the limits of the options.
 
         Returns:
@@ -104,8 +104,8 @@ class MicroBatchStream:
         Raises:
             Fenced: Another consumer reads a queue.
             DataLoss: Batches after ``start`` are gone.
-            QueueReset: A queue ends before ``start``, or is another one.
-            InvalidInput: ``start`` is another source's.
+            QueueReset: A queue ends before ``start``, or was replaced.
+            InvalidInput: ``start`` belongs to another source.
         """
         self._partitions.check(start)
         starts: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
@@ -131,9 +131,9 @@ class MicroBatchStream:
     def plan_input_partitions(
         self, start: SourceOffset | None, end: SourceOffset
     ) -> list[TaskBatches]:
-        """Return the tasks of the micro-batch from ``start`` to ``end``, in any run the same.
+        """Return the tasks of the micro-batch from ``start`` to ``end``; the same in any run.
 
-        Repeats of a transaction that was read are left out.
+        The tasks leave out repeats of transactions that were read before.
 
         Raises:
             OpenDataBufferError: As :meth:`latest_offset`.
@@ -157,23 +157,24 @@ class MicroBatchStream:
     def commit(self, end: SourceOffset) -> None:
         """Let everything below ``end`` leave the queues, since Spark has it in its commit log.
 
-        A store that does not answer is not an error here: the next commit makes up for it.
+        If a store does not answer, that is not an error here: the next commit makes up for it.
 
         Raises:
             Fenced: Another consumer reads a queue.
-            InvalidInput: ``end`` is another source's.
+            InvalidInput: ``end`` belongs to another source.
         """
         self._partitions.check(end)
         self._log.committed(end)
         self._acknowledge(end.partitions)
 
     def report(self) -> dict[str, Any] | None:
-        """Return the source's name, end and backlog, and what was read; makes no request.
+        """Return the source's name, its end, its backlog and its counters; makes no request.
 
-        Spark shows it as the ``latestOffset`` of the query's progress, the only place that a Python
-        source has there. Stored ``"bytes"`` are null if the size of a batch is not known: sizes are
-        looked up for ``maxBytesPerTrigger`` and large micro-batches only. For a topic ``next`` is a
-        map, ``partitionBacklogs`` has the partitions with a backlog, and ``lagMs`` is the largest.
+        Spark shows it as the ``latestOffset`` of the query's progress, the only place there for a
+        Python source. ``"bytes"``, the stored bytes, is null if the size of a batch is not known:
+        sizes are looked up only for ``maxBytesPerTrigger`` and for large micro-batches. For a
+        topic, ``next`` is a map, ``partitionBacklogs`` has the partitions with a backlog, and
+        ``lagMs`` is the largest.
         """
         streams = sorted(
             (stream for stream in self._streams.values() if stream.opened),
@@ -212,13 +213,17 @@ class MicroBatchStream:
         is_new: bool,
         committed: bool,
     ) -> tuple[list[str], dict[str, PollResult]]:
-        """Return which partitions there are now, and what waits in these and those of the start.
+        """Return the topic's current partitions, and the waiting entries of all partitions.
 
         Args:
             starts: Where the micro-batch starts in each partition that the query knows.
-            limits: What one trigger may read.
+            limits: The limits of one trigger.
             is_new: Whether the query has read nothing yet.
             committed: Whether the start is in Spark's commit log.
+
+        Returns:
+            The names of the current partitions; and the polls of these partitions and those of
+            ``starts``.
         """
         most = MOST_ENTRIES if limits == ReadLimits() else READ_AHEAD
         polls: dict[str, PollResult] = {}
@@ -248,7 +253,7 @@ class MicroBatchStream:
         in_parallel(self._runtime, poll, first)
         added = sorted({*current}.difference(starts))
         if is_new:
-            # Check all of them before one is claimed, which fences its consumer.
+            # Check all of them before claiming the first one, which fences its consumer.
             in_parallel(self._runtime, lambda name: self._stream(name).check_start(), added)
         in_parallel(self._runtime, poll, added)
         return current, polls
@@ -267,15 +272,15 @@ class MicroBatchStream:
         return ends
 
     def _acknowledge(self, ends: Mapping[str, PartitionOffset]) -> None:
-        # After a partition has left the offset, Spark commits the offset before once more. Opened
-        # again for that, the partition would be claimed, and be shown as a backlog until the run
-        # ends.
+        # After a partition has left the offset, Spark commits the previous offset once more. If
+        # that opened the partition again, it would be claimed, and count as a backlog until the
+        # run ends.
         streams = {name: self._stream(name) for name in {*ends}.difference(self._left)}
         due = [name for name in streams if streams[name].acknowledged != ends[name]]
         in_parallel(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
 
     def _close_left(self, names: set[str]) -> set[str]:
-        """Close those of the partitions, which have left the topic, that are read to their end."""
+        """Close those partitions that have left the topic and are read to their end."""
         left = {name for name in names if not self._stream(name).backlog}
         for name in left:
             self._streams.pop(name).close()
@@ -295,8 +300,8 @@ class MicroBatchStream:
         """Return how many of the batches that wait in each partition one trigger reads."""
         if limits == ReadLimits():
             return {name: len(poll.waiting) for name, poll in polls.items()}
-        # If the limit is smaller than the number of partitions, those that wait longest go first.
-        # So none waits for ever.
+        # If the limit is smaller than the number of partitions, the partitions that have waited
+        # longest go first, so that no partition waits forever.
         names = sorted(polls, key=lambda name: -self._stream(name).lag_ms)
         lengths = [len(polls[name].waiting) for name in names]
         backlogs = [self._stream(name).backlog for name in names]
@@ -330,8 +335,8 @@ class MicroBatchStream:
     def _await_poll(self) -> None:
         """Let :data:`POLL_INTERVAL_S` pass between two polls of idle queues.
 
-        The answer of the last poll, which is older than the call, must not be given again: with it
-        ``processAllAvailable()`` would return before it saw what was there.
+        The answer of the last poll is older than the call, so it must not be given again. Otherwise
+        ``processAllAvailable()`` would return before the query has seen all available batches.
         """
         if self._idle_at is not None and self._frozen is None:
             left = self._idle_at + POLL_INTERVAL_S - self._runtime.monotonic()
@@ -354,10 +359,10 @@ class MicroBatchStream:
         self._counts["retries"] += 1
 
     def _count(self, plan: PartitionPlan) -> None:
-        """Count what a micro-batch reads of one partition."""
+        """Count the batches that a micro-batch reads from one partition."""
         counts, repeats = self._counts, plan.repeats
         counts["batches"] += len(plan.batches)
-        if counts["bytes"] is not None:  # None once the size of one batch was not known.
+        if counts["bytes"] is not None:  # None after a batch of unknown size.
             counts["bytes"] = None if plan.total is None else counts["bytes"] + plan.total
         counts["missing"] += plan.missing
         counts["droppedRepeats"] += len(repeats)

@@ -1,8 +1,8 @@
-"""Streaming reads in a Spark that does not say where a micro-batch starts.
+"""Streaming reads in a Spark that does not pass the start of a micro-batch.
 
-Spark 4.0 and 4.1, and Databricks before 18.1, call ``latestOffset()`` without arguments. The source
-has to remember where the last planned micro-batch ended, and to answer the same end until Spark has
-planned it (decision 0031).
+Spark 4.0 and 4.1, and Databricks before 18.1, call ``latestOffset()`` without arguments. So the
+source has to remember where the last planned micro-batch ended. And until Spark has planned an end
+that it was given, the source has to answer with the same end (decision 0031).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Json = dict[str, Any]
 
 
 class UntoldStart:
-    """Where the next micro-batch starts, for a Spark that calls ``latestOffset()`` without it.
+    """The start of the next micro-batch, for a Spark that calls ``latestOffset()`` without it.
 
-    It starts where the last planned one ended. Until Spark has planned an end, it gets the same one
-    again: what it wrote into its log is the answer that it received last.
+    A micro-batch starts where the last planned one ended. Until Spark has planned an end, it gets
+    the same end again, because Spark logs the last answer that it received.
     """
 
     def __init__(self) -> None:

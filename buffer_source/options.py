@@ -1,8 +1,9 @@
-"""Options of the source: parsed once, on the driver, into one frozen value.
+"""Options of the source, parsed once on the driver into one frozen value.
 
-The value also decides what a query does about data that it cannot deliver (decision 0014): with
-``failOnDataLoss`` about lost entries (``DataLoss``), another queue (``QueueReset``) and a batch
-without its object (``BatchMissing``); with ``corruptBatches`` about ``BatchUnreadable``.
+The value also decides how a query handles data that it cannot deliver (decision 0014).
+``failOnDataLoss`` decides about lost entries (``DataLoss``), a different queue (``QueueReset``) and
+a batch whose object is missing (``BatchMissing``). ``corruptBatches`` decides about
+``BatchUnreadable``.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ FAIL, QUARANTINE = "fail", "quarantine"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 Offsets = str | int | tuple[tuple[str, int], ...]
-"""``earliest``, ``latest``, a sequence, or of a topic a sequence for each of some partitions."""
+"""``earliest``, ``latest``, a sequence, or, for a topic, sequences of some of its partitions."""
 
 T = TypeVar("T")
 
-PROGRAM = "Spark"  # the program in the consumer info of a queue that the source claimed
+PROGRAM = "Spark"  # The program in the consumer info of a queue that the source has claimed.
 
 _OF_CSV = ("sep", "quote", "nullValue")
 
@@ -88,17 +89,17 @@ SOURCE_OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What a stream or a batch read was asked for; see ``docs/reference/options.md``.
+    """The options of a stream or a batch read; see ``docs/reference/options.md``.
 
     Sequences by partition are sorted pairs. Timestamps are in milliseconds since the Unix epoch.
     The limits of a trigger are soft: it reads at least one batch.
     """
 
     queue: QueueConfig
-    one_queue: bool = True  # named by dataPathPrefix or manifestPath; else it may be a topic
+    one_queue: bool = True  # False if the store may hold a topic instead.
     starting_offsets: Offsets = EARLIEST
     starting_timestamp_ms: int | None = None
-    ending_offsets: Offsets | None = None  # the first that is not read; None is latest
+    ending_offsets: Offsets | None = None  # The first sequence not read; None is latest.
     ending_timestamp_ms: int | None = None
     isolation: str = READ_COMMITTED
     fail_on_data_loss: bool = True
@@ -109,18 +110,25 @@ class SourceOptions:
     max_batches: int | None = None
     max_bytes: int | None = None
     max_records: int | None = None
-    cores: int | None = None  # tasks at the same time, as pyspark_opendata_buffer.register saw it
+    cores: int | None = None  # Concurrent tasks, as found by pyspark_opendata_buffer.register.
     min_partitions: int | None = None
-    values: ValueOptions | None = None  # None: records are delivered as ``value``
+    values: ValueOptions | None = None  # None to deliver records as ``value``.
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
 
     @classmethod
     def from_spark(cls, options: Mapping[str, str], cores: int | None = None) -> SourceOptions:
-        """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases;
-        InvalidInput for an unknown name, or a value that is not accepted."""
+        """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases.
+
+        Args:
+            options: The options.
+            cores: Tasks that the cluster runs at the same time; None if that is not known.
+
+        Raises:
+            InvalidInput: A name is unknown, or a value is not accepted.
+        """
         read = OptionReader(options, SOURCE_OPTIONS, "opendata-buffer source")
         queue = storage_settings(read)
-        open_store(queue.store, queue.store_options)  # a URL that is none fails at load()
+        open_store(queue.store, queue.store_options)  # An invalid URL fails at load().
         if reader := read.text("reader") or "":
             check_reader_name(reader)
         return cls(
@@ -149,7 +157,11 @@ class SourceOptions:
         )
 
     def check_stream(self) -> None:
-        """Refuse what only a batch read has, and what contradicts itself."""
+        """Refuse options that only a batch read has, and options that contradict each other.
+
+        Raises:
+            InvalidInput: A stream cannot use these options.
+        """
         if self.create_if_missing and not self.acknowledge:
             raise errors.InvalidInput(
                 "option createIfMissing is true and acknowledge is false: a query that "
@@ -172,7 +184,11 @@ class SourceOptions:
                 )
 
     def check_batch(self) -> None:
-        """Refuse a range that ends before it starts."""
+        """Refuse a range that ends before it starts.
+
+        Raises:
+            InvalidInput: The range is empty.
+        """
         if self.starting_offsets == LATEST:
             raise errors.InvalidInput(
                 "option startingOffsets is 'latest': a batch read would be empty. Use 'earliest' "
@@ -192,8 +208,8 @@ class SourceOptions:
             )
 
     def of_partition(self, name: str) -> SourceOptions:
-        """The same for one partition of a topic."""
-        # The topic exists, so an empty partition of it is no wrong path.
+        """Return the same options for one partition of a topic."""
+        # The topic exists, so a partition without a manifest is empty, and not a wrong path.
         return replace(
             self,
             queue=replace(self.queue, data_path_prefix=name, manifest_path=""),
@@ -205,16 +221,16 @@ class SourceOptions:
 
     @property
     def starts_at_oldest(self) -> bool:
-        """Whether a new query begins with the oldest batch that is queued."""
+        """Whether a new query begins with the oldest queued batch."""
         return self.starting_offsets == EARLIEST and self.starting_timestamp_ms is None
 
     @property
     def consumer(self) -> ConsumerConfig:
-        """The same settings as the core's consumer takes them."""
+        """The same settings as a configuration of the core's consumer."""
         return ConsumerConfig(**vars(self.queue), gc=self.gc, reader=self.reader)
 
     def report_data_loss(self, loss: errors.DataLoss | errors.QueueReset) -> None:
-        """Raise the error, unless ``failOnDataLoss`` is false: then log it, and return."""
+        """Raise the error; if ``failOnDataLoss`` is false, log it and return."""
         if self.fail_on_data_loss:
             if isinstance(loss, errors.QueueReset):
                 loss.args = (f"{loss} {SKIP_LOSS}",)
@@ -222,7 +238,10 @@ class SourceOptions:
         log.warning("data loss allowed: %s", loss)
 
     def tolerates(self, error: errors.PoisonBatch) -> bool:
-        """Whether a query goes on behind a batch that cannot be delivered; else advises how to."""
+        """Return whether a query may continue after a batch that cannot be delivered.
+
+        If it may not, add advice about the options to the error.
+        """
         if isinstance(error, errors.BatchMissing) and not self.fail_on_data_loss:
             return True
         if isinstance(error, errors.BatchUnreadable) and self.checks_whole_batch:
@@ -234,12 +253,15 @@ class SourceOptions:
 
     @property
     def checks_whole_batch(self) -> bool:
-        """Whether a batch is checked before its first row: a repaired copy would repeat rows."""
+        """Whether a whole batch is checked before its first row is delivered.
+
+        Otherwise a repaired copy of a batch would deliver some rows again.
+        """
         return self.corrupt_batches == QUARANTINE
 
 
 def _value_options(read: OptionReader) -> ValueOptions | None:
-    """How records are read into columns; None for ``valueFormat=bytes``, which reads no columns."""
+    """Return how to read records into columns; None for ``valueFormat=bytes``, without columns."""
     value_format = read.choice("valueFormat", ("bytes", "json", "csv"), "bytes")
     for names, formats in ((("mode",), ("json", "csv")), (_OF_CSV, ("csv",))):
         for name in names:
@@ -257,7 +279,7 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
                 f"option {name} is {value!r}: use one ASCII character"
                 + ("" if name == "sep" else ", or nothing for none")
             )
-    from opendata_buffer.values import ValueOptions  # Arrow's readers: 60 ms of a query's start
+    from opendata_buffer.values import ValueOptions  # Arrow's readers take 60 ms to load.
 
     return ValueOptions(
         format=value_format,

@@ -1,8 +1,8 @@
-"""One queue of a source: where a micro-batch ends, and what it reads.
+"""One queue of a source: the end of a micro-batch, and the batches that it reads.
 
 The problem: Spark may ask the same question twice. After a crash it plans again the micro-batch
 from ``start`` to ``end`` that is in its checkpoint, in a new process, while the queue has more
-batches and writers have repeated some. The same batches must then be read again, and no other ones.
+batches and writers have repeated some. Exactly the same batches must then be read again.
 
 The idea: every answer is a function of Spark's positions and of the manifest. A position says how
 far the queue was read (``next``), where reading began (``base``), and in which state the rule of
@@ -15,12 +15,12 @@ transactions was there. A micro-batch takes these steps::
 What can go wrong:
 
 * The queue was replaced, or batches were lost, and the query allows that. Then the next micro-batch
-  has no rows and only moves the position (``PollResult.fixed``). One with rows might end after
-  ``start`` by its number, and a replay would take it for one that begins there.
-* All that waits is undecided. A micro-batch of it would have no rows and let nothing leave the
-  queue, so the end is the start. The entries are read again when more has come.
-* A batch was missing when the micro-batch was planned, and is there at the replay. So the position
-  names what was missing (``PartitionOffset.missing``).
+  has no rows and only moves the position (``PollResult.fixed``). With rows, the number of its end
+  might be greater than ``start``, and a replay would take it for a micro-batch that begins there.
+* All waiting entries are undecided. A micro-batch of them would have no rows, and no entry could
+  leave the queue, so the end is the start. The entries are read again when more entries have come.
+* A batch was missing when the micro-batch was planned, but exists at the replay. So the position
+  names the missing batches (``PartitionOffset.missing``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 MOST_ENTRIES = 100_000
-"""Entries of a micro-batch without a limit; a log may have millions of them."""
+"""Most entries of a micro-batch without a limit; a log may have millions of them."""
 
 READ_AHEAD = 10_000
 """Entries polled for one trigger if only bytes or records limit it."""
@@ -59,7 +59,7 @@ class PollResult:
         begin: The sequence of the first entry that waits, or the queue's next one.
         base: The ``base`` of the position where the micro-batch ends.
         waiting: The entries.
-        fixed: Where the micro-batch ends, whatever waits; None if it depends on that.
+        fixed: Where the micro-batch ends, whatever waits; None if the end depends on the entries.
     """
 
     start: PartitionOffset | None
@@ -75,9 +75,9 @@ class PartitionPlan:
 
     Attributes:
         batches: The batches, in the order in which they are read.
-        sizes: Stored bytes of each, estimated.
-        total: Stored bytes of all together; None if the size of one is not known.
-        missing: How many are skipped because their objects are gone.
+        sizes: Stored bytes of each batch, estimated.
+        total: Stored bytes of all batches together; None if a size is not known.
+        missing: How many batches are skipped because their objects are gone.
         repeats: Batches left out because their writer had repeated them.
     """
 
@@ -104,7 +104,7 @@ class PartitionStream:
         self._runtime = runtime
         self._retrying = retrying
         self._session: QueueSession | None = None
-        self._starting_offset: int | None = None  # Once it is resolved.
+        self._starting_offset: int | None = None  # None until it is resolved.
         self._run_end = EVERYTHING  # With AvailableNow: the first sequence of a later run.
         self._next = 0  # Where the last answer ends.
         self._is_fresh = False  # Whether the last poll has read the manifest.
@@ -114,8 +114,8 @@ class PartitionStream:
         """The last position for which :meth:`acknowledge` has nothing more to do."""
 
     def freeze_end(self) -> None:
-        """Let this run end at what is queued now."""
-        manifest = read_only(self._options, self._store, self._runtime).find()  # Retries by itself.
+        """Let this run end at the batches that are queued now."""
+        manifest = read_only(self._options, self._store, self._runtime).find()  # It retries.
         self._run_end = 0 if manifest is None else manifest.next_sequence
 
     def check_start(self) -> None:
@@ -124,9 +124,9 @@ class PartitionStream:
             self._retrying(check_start, self._options, self._store, self._runtime)
 
     def acknowledge(self, end: PartitionOffset) -> None:
-        """Let what was read below ``end`` leave the queue, since Spark has it in its commit log.
+        """Let batches before ``end`` leave the queue, since Spark has ``end`` in its commit log.
 
-        An undecided batch stays, and all after it.
+        An undecided batch stays, and all batches after it.
         """
         session = self._opened(end, end.queue)
         stable_end = stable_end_of(end, self._options)
@@ -143,15 +143,16 @@ class PartitionStream:
         earliest: bool = False,
         committed: bool = False,
     ) -> PollResult:
-        """Return what waits after ``start``, by at most one read of the manifest.
+        """Return the entries that wait after ``start``; reads the manifest at most once.
 
         Args:
             start: The position where the micro-batch starts; None for a partition that is new to
                 the query.
             most: Most entries that one trigger may read.
-            earliest: Without a start, begin with the oldest entry and not at ``startingOffsets``:
-                the partition is new to a query that has begun.
-            committed: The start is in Spark's commit log: let what was read before it leave first.
+            earliest: Without a start, begin with the oldest entry and not at ``startingOffsets``,
+                because the partition is new to a query that has already begun.
+            committed: The start is in Spark's commit log, so first let the batches before it leave
+                the queue.
         """
         if committed and start is not None and start != self.acknowledged:
             self.acknowledge(start)
@@ -172,27 +173,28 @@ class PartitionStream:
         return PollResult(start, begin, base, waiting)
 
     def end_offset(self, poll: PollResult, count: int) -> PartitionOffset:
-        """Return the position after the first ``count`` batches that wait.
+        """Return the position after the first ``count`` waiting batches.
 
-        It is after more of them if a transaction ends later, or if the first ``count`` deliver
-        nothing. It is the start itself if there is nothing to read.
+        The position includes more batches if a transaction ends later, or if the first ``count``
+        batches deliver nothing. It is the start itself if there is nothing to read.
         """
         end = self._end_after(poll, count) if poll.fixed is None else poll.fixed
         self._next = end.next
         return end
 
     def plan(self, start: PartitionOffset | None, end: PartitionOffset) -> PartitionPlan:
-        """Return what the micro-batch from ``start`` to ``end`` reads; in any run the same.
+        """Return the batches of the micro-batch from ``start`` to ``end``; the same in any run.
 
         Raises:
             InvalidInput: The micro-batch was planned with another isolation level, and would lose
                 batches with this one.
-            DataLoss: Batches of it left the queue.
+            DataLoss: Some of its batches have left the queue.
             QueueReset: The queue ends before ``end``.
         """
         begin = end.begin_of(start)
-        # The first call of a run is a replay after a crash. What is before `start` is in the commit
-        # log, by the micro-batch before. What is before another base was never read, and must stay.
+        # The first call of a run is a replay after a crash. Batches before `start` belong to
+        # earlier micro-batches, which are in the commit log. But batches before another base were
+        # never read, and must stay.
         same = start is not None and begin == start.next and start.queue == end.queue
         session = self._opened(start if same else None, end.queue)
         if not same:
@@ -206,7 +208,8 @@ class PartitionStream:
         if len(found) == end.next - begin > 0 and (
             isolated.rule.stable_end(end.next) < stable_end_of(end, self._options)
         ):
-            # A batch would be held back which the position after it does not name: it is lost.
+            # The rule would hold back a batch that the position after it does not name. That batch
+            # would be lost.
             raise errors.InvalidInput(
                 f"option isolationLevel is {self._options.isolation!r}, and the micro-batch that "
                 f"is repeated was planned with read_uncommitted, up to sequence {end.next - 1} of "
@@ -272,7 +275,7 @@ class PartitionStream:
         return self._session
 
     def _first(self, session: QueueSession, *, earliest: bool) -> int:
-        """Return where a partition begins that is new to the query; the same in the whole run."""
+        """Return where a partition begins that is new to the query; constant during the run."""
         if self._starting_offset is None:
             if earliest:
                 self._starting_offset = session.read_end
@@ -301,17 +304,17 @@ class PartitionStream:
                 break
         else:
             if not (count and session.pending(end, self._run_end)):
-                # Nothing but undecided batches: a micro-batch of them would have no row, and let
-                # nothing leave the queue. They are read again when more has come.
+                # All of them are undecided. A micro-batch of them would have no rows, and no batch
+                # could leave the queue. They are read again when more batches have come.
                 if poll.start is not None:
                     return poll.start
                 end = poll.begin
                 isolated = IsolationFilter(None, self._options, session.pending)
-        # Apps are forgotten here and not in plan(), which must give the same answer for the same
-        # offsets whenever it is asked.
+        # The rule forgets apps here and not in plan(), because plan() must always give the same
+        # answer for the same offsets.
         isolated.rule.prune(self._runtime.now_ms())
-        # An open transaction is read again from its first batch, so what is missing from there on
-        # stays known.
+        # An open transaction is read again from its first batch. So the position keeps the
+        # sequences that are missing from there on.
         stable_end = isolated.rule.stable_end(end)
         if poll.start is not None:
             missing[:0] = [number for number in poll.start.missing if number >= stable_end]
@@ -324,8 +327,8 @@ class PartitionStream:
     ) -> Iterator[tuple[BatchDescriptor, bool]]:
         """Yield the batches that a trigger takes, and whether their objects are gone.
 
-        After the ``count`` that the limits allow come all others, to read a larger transaction
-        whole.
+        After the ``count`` batches that the limits allow come all others, so that a larger
+        transaction can be read as a whole.
         """
         taken = poll.waiting[:count]
         while taken:
@@ -343,10 +346,10 @@ class PartitionStream:
         """Return the entries in a row from ``begin`` on that this trigger may read."""
         stop = min(self._run_end, session.next_available(begin) + most)
         if session.read_end < stop:
-            # One more than is wanted: its age is the lag that the progress shows.
+            # One more than requested: the progress shows its age as the lag.
             session.read_until(stop + 1)
             self._is_fresh = True
-        # Counted again: a loss that was skipped may be larger than all that a trigger reads.
+        # Count again: a loss that was skipped may be larger than the limit of a trigger.
         stop = min(self._run_end, session.next_available(begin) + most)
         waiting = session.pending(begin, stop)
         # A loss that is allowed may lie in the middle. A micro-batch ends before it.
@@ -355,9 +358,9 @@ class PartitionStream:
     def _missing(self, batches: Sequence[BatchDescriptor]) -> frozenset[int]:
         """Return the sequences of batches that are skipped because their objects are gone.
 
-        The store is asked only if a loss is allowed, and only about batches whose writer repeats
-        one that it finds to be gone: the rule delivers the repeat only when it knows of the loss.
-        Tasks find other missing batches.
+        The store is asked only if a loss is allowed, and only about batches whose writer repeats a
+        batch that it finds to be gone. The rule delivers such a repeat only if it knows of the
+        loss. Tasks find all other missing batches.
         """
         if self._options.fail_on_data_loss:
             return frozenset()
@@ -380,7 +383,7 @@ class PartitionStream:
 
 
 def _contiguous(batches: Sequence[BatchDescriptor], begin: int) -> list[BatchDescriptor]:
-    """Return the batches from the front on that follow each other, if the first is ``begin``."""
+    """Return the leading batches without a gap; none if the first is not ``begin``."""
     end = len(batches)
     if batches and batches[-1].sequence - begin >= end:
         end = next(index for index in range(end) if batches[index].sequence != begin + index)

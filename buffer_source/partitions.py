@@ -1,9 +1,9 @@
-"""The partitions of a source: their positions in Spark's offsets, their queues, and their starts.
+"""The partitions of a source: their positions in Spark's offsets, their queues, their starts.
 
-An offset maps each partition to a position in that partition's queue; a source that reads one queue
-has the one partition :data:`ONLY`. Spark compares offsets as JSON text, so the keys have one order.
-The initial offset is a fixed sentinel: Spark asks for it twice and stores it nowhere, so what it
-resolves to travels in the end offset of the first micro-batch.
+An offset maps each partition to a position in that partition's queue. A source that reads one queue
+has the single partition :data:`ONLY`. Spark compares offsets as JSON text, so the keys have a fixed
+order. The initial offset is a fixed sentinel, because Spark asks for it twice and does not store
+it. The position that it resolves to is part of the end offset of the first micro-batch.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ class PartitionOffset:
         base: Where reading began: the resolved ``startingOffsets``, or the sequence where reading
             continued after a loss that ``failOnDataLoss`` allowed.
         transactions: The state of the rule of transactions, small JSON.
-        queue: The queue's id, without which sequences mean nothing; empty if it has none.
-        missing: Sequences of the micro-batch that ends here which it skips, because their objects
-            were gone when it was planned: a replay that asked again might find otherwise. Those of
-            earlier micro-batches stay while an open transaction begins before them.
+        queue: The queue's id, without which sequences mean nothing; empty if the queue has no id.
+        missing: Sequences of the micro-batch ending here that it skips, because their objects were
+            gone when it was planned. A replay that looked again might find the objects. Sequences
+            of earlier micro-batches stay while an open transaction begins before them.
     """
 
     next: int
     base: int
-    transactions: dict[str, Any] = field(default_factory=dict)  # state of the filter, small JSON
-    queue: str = ""  # its id, without which sequences mean nothing; empty if it has none
+    transactions: dict[str, Any] = field(default_factory=dict)  # State of the rule.
+    queue: str = ""  # The queue's id; empty if it has none.
     missing: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the position as Spark stores it, keys in this order.
+        """Return the position as Spark stores it, with the keys in this order.
 
-        ``{"queue":"01..","next":7,"base":0,"txn":{},"missing":[5]}``, without ``missing`` if no
-        batch was.
+        ``{"queue":"01..","next":7,"base":0,"txn":{},"missing":[5]}``; ``missing`` is left out if no
+        batch was missing.
         """
         missing = {"missing": list(self.missing)} if self.missing else {}
         return {
@@ -186,14 +186,14 @@ class SourcePartitions:
         self._options = options
         self._store = store
         self._runtime = runtime
-        self._is_known = False  # Whether it is known that the options lead to a topic, or a queue.
+        self._is_known = False  # Whether it is known if there is a topic or a queue.
         self._topic: Topic | None = None
         self._drain_at = 0.0
-        self._registered = False  # Whether the query's reader is one of the whole topic.
+        self._registered = False  # Whether the query's reader is on the whole topic.
 
     @property
     def topic(self) -> Topic | None:
-        """The topic, if the source reads one; one small read when it is asked first."""
+        """The topic, if the source reads one; the first access makes one small read."""
         if not self._is_known:
             if self._options.one_queue:
                 with in_options():
@@ -207,7 +207,7 @@ class SourcePartitions:
         return self._topic
 
     def names(self) -> list[str]:
-        """Return all partitions there are now, for a topic by one read.
+        """Return all current partitions; reads a topic's description once.
 
         Raises:
             QueueReset: The topic was replaced.
@@ -227,11 +227,11 @@ class SourcePartitions:
         self._registered = True
 
     def options_of(self, name: str) -> SourceOptions:
-        """Return what the query asked for, with the queue of one partition."""
+        """Return the query's options, with the queue of one partition."""
         return self._options if self.topic is None else self._options.of_partition(name)
 
     def check(self, offset: SourceOffset | None) -> None:
-        """Refuse a queue's offset for a topic, and a topic's for a queue."""
+        """Refuse a queue's offset for a topic, and a topic's offset for a queue."""
         if offset is None:
             return
         if self.topic is None:
@@ -247,9 +247,9 @@ class SourcePartitions:
             )
 
     def remove_drained(self, empty: Iterable[str]) -> None:
-        """Take drained partitions that are empty out of the topic; a failure is put off.
+        """Take empty drained partitions out of the topic; log a failure, and retry later.
 
-        Only the consumer of a partition knows that it is read to its end.
+        Only the consumer of a partition knows that it has read everything.
         """
         topic = self._topic
         if (
@@ -260,7 +260,7 @@ class SourcePartitions:
         ):
             return
         try:
-            if not topic.remove_drained():  # Other readers of a log may take long.
+            if not topic.remove_drained():  # Other readers of a log may be slow.
                 self._drain_at = self._runtime.monotonic() + REFRESH_S
         except OpenDataBufferError as error:
             log.warning("drained partitions stay in the topic for now: %s", error)
@@ -349,8 +349,8 @@ def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest 
     """Return the queue's manifest, or all that a log keeps; None for a partition never written.
 
     Raises:
-        InvalidInput: There is no queue.
-        QueueReset: The manifest is lost, and that is not allowed (failure F4).
+        InvalidInput: The queue does not exist.
+        QueueReset: The manifest is lost, and the options do not allow that (failure F4).
     """
     manifest = read_only(options, store, runtime).find()
     if manifest is None:
@@ -377,8 +377,8 @@ def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> Invalid
 def oldest_ms(batch: BatchDescriptor) -> int | None:
     """Return when the batch's oldest record was ingested, milliseconds since the Unix epoch.
 
-    Without metadata it is the time of its name, which a Spark sink dates ahead; None without
-    either.
+    Without metadata, this is the time in the batch's name, which a Spark sink dates ahead. None
+    without either.
     """
     times = [each.ingestion_time_ms for each in batch.metadata]
     return min(times) if times else location_timestamp_ms(batch.location)
@@ -407,12 +407,12 @@ def _utc(ms: int) -> str:
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"  # Times of other writers may be anything, also past datetime's years.
+        return f"{ms} ms"  # Other writers' times may exceed the years of datetime.
 
 
 @in_options()
 def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None:
-    """Refuse a path where no queue was ever made; a manifest that was lost is another error."""
+    """Refuse a path where a queue never existed. A lost manifest raises another error."""
     if read_only(options, store, runtime).find() is not None:
         return
     claim = check_owner(store, options.consumer, runtime=runtime)
@@ -423,7 +423,7 @@ def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None
 
 @in_options()
 def claimed(options: SourceOptions, store: Store, runtime: Runtime) -> QueueClaim | None:
-    """Return the queue's claim. With ``acknowledge`` it is made if there is none."""
+    """Return the queue's claim. With ``acknowledge``, claim the queue if it has no claim."""
     config, grace_ms = options.consumer, options.gc.grace_period_ms
     if options.acknowledge:
         return claim_for_writing(store, config, runtime=runtime, grace_ms=grace_ms)

@@ -1,4 +1,4 @@
-"""The size of waiting batches, the number that a trigger reads, and their division among tasks.
+"""Measure waiting batches, limit how many a trigger reads, and divide them among tasks.
 
 :class:`BatchSizes` asks the store for sizes and records; everything else here is pure. "Partition"
 means a partition of a topic here. Spark's ``InputPartition`` is the input of a task,
@@ -25,20 +25,20 @@ from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Blob, Store, exists
 
-OPEN_COST_BYTES = 256 * 1024  # that a task could have read instead of opening one more batch
-MIN_TASK_BYTES = 1 * MIB  # below which a second task costs more than it saves
-MAX_TASK_BYTES = 256 * MIB  # above which a task is split, so that a retried task repeats little
+OPEN_COST_BYTES = 256 * 1024  # Opening a batch takes as long as reading this many bytes.
+MIN_TASK_BYTES = 1 * MIB  # For less than this, a second task costs more than it saves.
+MAX_TASK_BYTES = 256 * MIB  # Larger tasks are split, so that a retried task repeats little.
 
 MIN_PART_BYTES = 16 * MIB
-"""Bytes of the smallest part of a batch: each task that shares a batch fetches all of it, and
-decodes what lies before its part."""
+"""Bytes of the smallest part of a batch that tasks share. Each of these tasks fetches the whole
+batch, and decodes everything before its part."""
 
-LIST_INTERVAL_S = 30.0  # between two listings that are made for estimates only
-PAGE = 1000  # objects in one listing: as many as S3 gives in one answer
-KEEP = 50_000  # remembered sizes of objects which a listing showed and no caller asked for yet
-MOST_LISTED = 10_000  # batches whose sizes are listed for estimates; the others count as average
-WORTH_LISTING = 16  # batches of unknown size from which on tasks are planned by a listing
-UNKNOWN_SIZE = 1 * MIB  # of a batch while no size is known
+LIST_INTERVAL_S = 30.0  # Between two listings that are made only for estimates.
+PAGE = 1000  # Objects in one listing: the most that S3 returns in one answer.
+KEEP = 50_000  # Sizes kept of listed objects that no caller has asked for yet.
+MOST_LISTED = 10_000  # Batches listed for estimates; all others count as average.
+WORTH_LISTING = 16  # Plan tasks with a listing if at least this many sizes are unknown.
+UNKNOWN_SIZE = 1 * MIB  # Assumed for a batch while no size is known.
 
 T = TypeVar("T")
 
@@ -72,18 +72,18 @@ class PartitionBatch(BatchDescriptor):
         return cls(batch.sequence, batch.location, batch.metadata, batch.size, partition=partition)
 
     def rows(self, count: int) -> range:
-        """Return the rows of this part, of ``count`` in the batch: each row is in one part."""
+        """Return the rows of this part, out of ``count`` in the batch; each row is in one part."""
         return range(count * self.part // self.parts, count * (self.part + 1) // self.parts)
 
     def shared_by(self, parts: int) -> list[PartitionBatch]:
-        """Return the batch for several tasks, in the order of its rows."""
+        """Return the batch as parts for several tasks, in the order of its rows."""
         if parts == 1:
             return [self]
         return [replace(self, part=part, parts=parts) for part in range(parts)]
 
 
 class TaskBatches(InputPartition):
-    """The batches of one task, of each partition in queue order; Spark pickles them to it."""
+    """The batches of one task, in queue order within each partition; Spark pickles them."""
 
     def __init__(self, batches: tuple[PartitionBatch, ...]) -> None:
         super().__init__(batches)
@@ -91,9 +91,9 @@ class TaskBatches(InputPartition):
 
 
 class BatchSizes:
-    """Stored sizes (bytes) and record counts of one queue's waiting batches, kept once known.
+    """Stored sizes (bytes) and record counts of one queue's waiting batches.
 
-    Batches outside of the data prefix count as average.
+    They are kept once known. Batches outside the data prefix count as average.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class BatchSizes:
         self._average = UNKNOWN_SIZE
 
     def sizes(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        """Return stored bytes of each; lists those that are unknown.
+        """Return the stored bytes of each batch; list those that are unknown.
 
         A deleted batch counts as average.
         """
@@ -118,16 +118,16 @@ class BatchSizes:
         return self._known(batches)
 
     def total(self, batches: Sequence[BatchDescriptor]) -> int | None:
-        """Return stored bytes of all, if the size of each is known; makes no request."""
+        """Return the stored bytes of all batches; None if a size is unknown. Makes no request."""
         found = [self._sizes.get(each.location) for each in batches]
         known = [size for size in found if size is not None]
         return sum(known) if len(known) == len(found) else None
 
     def estimates(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        """Return sizes as :meth:`sizes`, but list only if that is cheap next to reading them."""
+        """Return sizes like :meth:`sizes`, but list only if that is cheap compared to reading."""
         unknown = sum(1 for each in batches if each.location not in self._sizes)
-        # With fewer batches than tasks that the user asked for, it is worth a listing to see
-        # whether tasks can share one.
+        # If the user asked for more tasks than there are batches, a listing is worth its cost: it
+        # shows whether tasks can share a batch.
         tasks = max(self._options.cores or 0, self._options.min_partitions or 0)
         worth = 1 if len(batches) < tasks else WORTH_LISTING
         now = self._runtime.monotonic()
@@ -135,13 +135,13 @@ class BatchSizes:
             self._listed_at is None or now - self._listed_at >= LIST_INTERVAL_S
         ):
             self._listed_at = now
-            # The average will do: do not end the query.
+            # Estimates can use the average instead, so do not end the query.
             with suppress(errors.TransientStorageError):
                 self._measure(batches[:MOST_LISTED])
         return self._known(batches)
 
     def records(self, batches: Sequence[BatchDescriptor]) -> list[int]:
-        """Return the records of each, from the footers: a listing does not show them."""
+        """Return the record count of each batch, from its footer: a listing does not show it."""
         unknown = [each for each in batches if each.sequence not in self._records]
         if unknown:
             self._measure(unknown)
@@ -151,7 +151,7 @@ class BatchSizes:
         return [self._records[each.sequence] for each in batches]
 
     def missing(self, batches: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
-        """Return the batches whose object does not exist, by a request for each."""
+        """Return the batches whose object does not exist; makes a request for each batch."""
         exists = self._fetched(self._exists, batches)
         return [each for each, found in zip(batches, exists, strict=True) if not found]
 
@@ -167,15 +167,15 @@ class BatchSizes:
         return [self._average if size is None else size for size in sizes]
 
     def _measure(self, batches: Sequence[BatchDescriptor]) -> None:
-        """List the sizes of those batches that are unknown."""
+        """List the sizes of the batches that are unknown."""
         self._asked.update((each.sequence, each.location) for each in batches)
         unknown: dict[str, list[str]] = {}
         prefix = self._options.queue.data_path_prefix
         root = f"{prefix}/"
         for each in batches:
-            # Listing is reading: a manifest must not make us look elsewhere (failure F23).
+            # A listing reads as well: a manifest must not lead us elsewhere (failure F23).
             if each.location not in self._sizes and is_confined(each.location, prefix):
-                # The data prefix is listed, or one writer's folder below it.
+                # List the data prefix, or one writer's folder in it.
                 inner, slash, _ = each.location[len(root) :].partition("/")
                 folder = f"{root}{inner}/" if slash else root
                 unknown.setdefault(folder, []).append(each.location)
@@ -193,7 +193,7 @@ class BatchSizes:
             self._average = sum(sizes) // len(sizes)
 
     def _list(self, folder: str, first: str, last: str) -> None:
-        after = first[:-1]  # Sorts before `first`, and behind all that is before it.
+        after = first[:-1]  # Sorts before `first`, after all objects before it.
         while True:
             listing = self._retrying(self._store.list, folder, start_after=after, limit=PAGE)
             self._sizes.update((each.key, each.size) for each in listing.objects)
@@ -205,7 +205,7 @@ class BatchSizes:
         self, fetch: Callable[[BatchDescriptor], T], batches: Sequence[BatchDescriptor]
     ) -> Iterator[T]:
         """Make one small request for each batch, several at the same time."""
-        from opendata_buffer.consumer.fetch import fetch_many  # 10 ms, and most plans need none
+        from opendata_buffer.consumer.fetch import fetch_many  # Takes 10 ms; rarely needed.
 
         return fetch_many(
             lambda batch: self._retrying(fetch, batch),
@@ -218,7 +218,7 @@ class BatchSizes:
     def _footer(self, batch: BatchDescriptor) -> int:
         size = self._sizes.get(batch.location)
         if size is None or size < FOOTER_SIZE:
-            return 0  # The task that reads it raises the error, with its advice.
+            return 0  # The task that reads the batch raises the error, with advice.
         try:
             got = self._store.get(batch.location, byte_range=(size - FOOTER_SIZE, size))
             return parse_footer(got.data).record_count if isinstance(got, Blob) else 0
@@ -229,7 +229,7 @@ class BatchSizes:
         try:
             return exists(self._store, batch.location)
         except (errors.InvalidInput, errors.CorruptData):
-            return True  # Foreign or damaged: the task that reads it raises the error.
+            return True  # Foreign or damaged: the task that reads the batch raises the error.
 
 
 def rate_limit(
@@ -240,16 +240,17 @@ def rate_limit(
     *,
     chunk: int = 64,
 ) -> int:
-    """Return how many of the batches that wait, from the front, one trigger reads.
+    """Return how many of the waiting batches, from the front, one trigger reads.
 
-    Limits are soft: a first batch larger than one would otherwise stop the stream for good.
+    Limits are soft: otherwise a first batch that is larger than a limit would stop the stream
+    forever.
 
     Args:
         batches: The batches that wait, in order.
-        limits: What one trigger may read.
-        sizes: Returns stored bytes of batches; asked for ``chunk`` batches together, because it
-            makes requests, and for no more of them than the limits may admit.
-        records: Returns records of batches, as ``sizes``.
+        limits: The limits of one trigger.
+        sizes: Returns the stored bytes of batches. It makes requests, so it is called for ``chunk``
+            batches at a time, and only for batches that the limits may admit.
+        records: Returns the record counts of batches. Called like ``sizes``.
         chunk: Batches that are measured together.
     """
     most = len(batches) if limits.batches is None else min(len(batches), limits.batches)
@@ -274,12 +275,12 @@ def rate_limit(
 def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]:
     """Yield the order in which a trigger takes batches from queues, as indices of queues.
 
-    Wherever it is cut, each queue has a share in proportion to its backlog, and at least one batch
-    before any has two. Equal queues are taken in the order they are given.
+    After any number of steps, each queue has a share in proportion to its backlog, and every queue
+    has at least one batch before any queue has two. Equal queues are taken in the given order.
 
     Args:
-        lengths: Batches that may be taken of each queue.
-        backlogs: Batches that wait in each, which may be more.
+        lengths: Batches that may be taken from each queue.
+        backlogs: Batches that wait in each queue, which may be more.
     """
     heap = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
     while heap:
@@ -297,10 +298,10 @@ def plan_tasks(
 ) -> list[TaskBatches]:
     """Divide batches, in the order they are read, among tasks; several share a very large one.
 
-    A batch is shared from one and a half shares of a task on: below that, reading all of it twice
-    costs more than the other tasks save.
+    A batch is shared if it is at least one and a half times the share of a task. For smaller
+    batches, fetching the whole batch twice costs more than the other tasks save.
     """
-    # A source does not get the size of the cluster from Spark.
+    # Spark does not tell a source the size of the cluster.
     parallelism = options.cores or options.min_partitions or os.cpu_count() or 1
     wanted = max(parallelism, options.min_partitions or 1)
     share = max(MIN_PART_BYTES, _share(sum(sizes), wanted))
@@ -316,7 +317,10 @@ def plan_tasks(
 
 
 def _share(total: int, parallelism: int) -> int:
-    """Return the bytes of a task, so that tasks fill whole rounds and no core waits in the last."""
+    """Return the bytes of a task that fill whole rounds of tasks.
+
+    With other sizes, some cores would wait during the last round.
+    """
     rounds = max(1, -(-total // (parallelism * MAX_TASK_BYTES)))
     return -(-total // (parallelism * rounds))
 
@@ -333,11 +337,11 @@ def pack(
 
     Args:
         batches: The batches, in the order they are read.
-        sizes: Stored bytes of each.
+        sizes: The stored bytes of each batch.
         parallelism: Tasks that run at the same time.
-        at_least: Make this many tasks while there are batches for them.
-        begins: Indices at which a task begins: no task reads two parts of one batch, because it
-            would fetch the batch twice.
+        at_least: Make this many tasks, as long as there are batches for them.
+        begins: Indices where a task must begin. They keep two parts of one batch out of the same
+            task, which would fetch the batch twice.
     """
     if not batches:
         return []
@@ -348,14 +352,14 @@ def pack(
     packed: list[tuple[T, ...]] = []
     begin, spent = 0, 0
     for index, cost in enumerate(costs):
-        # A batch belongs to the task its middle falls into; and every task gets one batch.
+        # A batch goes to the task that contains its middle; every task gets at least one batch.
         past = (2 * spent + cost) * open_tasks >= 2 * left
         full = open_tasks > 1 and (past or len(batches) - index < open_tasks)
         if index > begin and (full or index in begins):
             packed.append(tuple(batches[begin:index]))
             left -= spent
             begin, spent, open_tasks = index, 0, open_tasks - 1
-            if not full:  # The task ends before it has its share.
+            if not full:  # The task ended before it reached its share.
                 open_tasks = max(open_tasks, -(-left // share))
         spent += cost
     packed.append(tuple(batches[begin:]))

@@ -102,12 +102,12 @@ class QueueSession:
 
     @property
     def newly_registered(self) -> bool:
-        """Whether the log did not have the query's reader before this run."""
+        """Whether this run registered the query's reader on the log."""
         return isinstance(self._queue, ReaderQueue) and self._queue.newly_registered
 
     @property
     def read_end(self) -> int:
-        """The first sequence whose entry was not read yet."""
+        """The first sequence whose entry has not been read yet."""
         last = self._reader.last_handed_out_sequence
         return 0 if last is None else last + 1
 
@@ -124,7 +124,7 @@ class QueueSession:
 
     @property
     def is_log(self) -> bool:
-        """Whether the queue keeps what is read, for other readers."""
+        """Whether the queue keeps acknowledged batches for other readers."""
         return self._claim is not None and self._claim.is_log
 
     def count(self, begin: int, end: int) -> int:
@@ -135,7 +135,7 @@ class QueueSession:
         return self._reader.count(begin, end)
 
     def owns(self, position: PartitionOffset) -> bool:
-        """Return whether a position is of this queue, as far as ids show."""
+        """Return whether a position belongs to this queue, as far as ids show."""
         return position.queue in ("", self.queue_id) or not self.queue_id
 
     def resume(self, start: PartitionOffset) -> PartitionOffset:
@@ -148,12 +148,13 @@ class QueueSession:
             # A loss was allowed: this queue ends before `start`, and all of it was read.
             self._give_up(start)
         if self._continues_at is None or start != self._lost_start:
-            # Spark is past the lost position. A later one may equal it, and is of this queue.
+            # Spark is past the lost position. A later position may equal it, but belongs to this
+            # queue.
             self._continues_at = None
             next_sequence, base = start.next, start.base
         else:
             next_sequence = base = self._continues_at
-        # Writers count per queue, so their state is of no use in another one.
+        # Writers count per queue, so their state is useless in another queue.
         transactions = start.transactions if self.owns(start) else {}
         return PartitionOffset(next_sequence, base, transactions, self.queue_id)
 
@@ -179,7 +180,7 @@ class QueueSession:
             self._read_from(begin)
 
     def read_until(self, stop: int) -> None:
-        """Read the entries below ``stop`` that were not read yet, as far as the queue has them."""
+        """Read the entries below ``stop`` that have not been read yet, as far as they exist."""
         if self.read_end < stop:
             wanted = min(stop - self.read_end, EVERYTHING)
             try:
@@ -190,7 +191,7 @@ class QueueSession:
             self._pending.extend(entries)
 
     def pending(self, begin: int, stop: int = EVERYTHING) -> list[BatchDescriptor]:
-        """Return the entries in [begin, stop) that were read and not acknowledged."""
+        """Return the entries in [begin, stop) that have been read but not acknowledged."""
         first = bisect_left(self._pending, begin, key=attrgetter("sequence"))
         return self._pending[first : bisect_left(self._pending, stop, key=attrgetter("sequence"))]
 
@@ -229,12 +230,13 @@ class QueueSession:
     def acknowledge(self, end: PartitionOffset, stable_end: int) -> bool:
         """Let everything below ``stable_end`` leave the queue.
 
-        A position of a queue that was replaced does nothing. A store that does not answer is not an
-        error: the next acknowledgement makes up for it.
+        A position of a queue that was replaced does nothing. If the store does not answer, that is
+        not an error: the next acknowledgement makes up for it.
 
         Args:
             end: A position in Spark's commit log.
-            stable_end: The first sequence that a query may still ask for which continues there.
+            stable_end: The first sequence that a query which continues at ``end`` may still ask
+                for.
 
         Returns:
             Whether anything left the queue.
@@ -242,8 +244,9 @@ class QueueSession:
         if not self.owns(end) or not self.acknowledged < stable_end <= self.read_end:
             return False
         if end == self._lost_start:
-            # With asynchronous progress tracking Spark commits it after reading has gone on, and
-            # the new queue may have grown past it, by batches that are not in the log yet.
+            # With asynchronous progress tracking, Spark commits this position after reading has
+            # gone on. By then the new queue may have grown past it, with batches that are not in
+            # the commit log yet.
             return False
         try:
             self._reader.ack_through(stable_end - 1)
@@ -264,7 +267,7 @@ class QueueSession:
         if not self._options.acknowledge:
             self._read_only_from(begin)
             return
-        # With the claim that was just read: another check would ask the store twice.
+        # Pass the claim that was just read: another check would ask the store again.
         self._queue = queue = open_queue(
             self._store,
             self._options.consumer,
@@ -277,7 +280,7 @@ class QueueSession:
         try:
             self._reader = EntryConsumer(
                 self._options.consumer,
-                # Also -1: a reader that was further on goes back to sequence 0.
+                # May be -1: a reader that was further on then goes back to sequence 0.
                 None if begin is None else Position("", begin - 1),
                 store=self._store,
                 runtime=self._runtime,
@@ -286,8 +289,8 @@ class QueueSession:
                 program=PROGRAM,
             )
         except errors.Drained:
-            # A queue is closed when it leaves its topic, and it was empty then: there is nothing
-            # to consume. Reading it without a claim shows whether all of it was read.
+            # A queue is closed when it leaves its topic. It was empty then, so there is nothing to
+            # consume. Reading it without a claim shows whether everything was read.
             self._read_only_from(begin)
 
     def _read_only_from(self, begin: int | None) -> None:
@@ -302,7 +305,7 @@ class QueueSession:
         self._read_only_from(begin)
 
     def _check_identity(self, queue_id: str) -> None:
-        """Refuse a queue that is not the one of the checkpoint."""
+        """Refuse a queue other than the one in the checkpoint."""
         if queue_id and self.queue_id and self.queue_id != queue_id:
             raise errors.QueueReset(
                 f"the checkpoint is about queue {queue_id}, and manifest "
@@ -330,7 +333,7 @@ class QueueSession:
         self._options.report_data_loss(errors.DataLoss(self._manifest_path, needed, oldest, cause))
 
     def _give_up(self, start: PartitionOffset) -> None:
-        """Give up a position that this queue never had, and go on where the queue is read."""
+        """Give up a position that this queue never had, and continue where the queue is read."""
         log.warning(
             "data loss allowed: what the queue had from sequence %d on is lost; reading goes on in "
             "the new queue at sequence %d, of %d batches",
@@ -356,15 +359,15 @@ def open_session(
         options: The source's options, of one partition.
         store: The opened store of the queue.
         runtime: Clock and threads.
-        retrying: Calls a function until no transient error ends it.
-        start: A position in Spark's commit log: what was read before it may leave the queue. None
-            to begin with the oldest entry.
-        queue_id: The queue that the checkpoint is about; empty if that is not known.
+        retrying: Calls a function, and calls it again after transient errors.
+        start: A position in Spark's commit log: batches before it may leave the queue. None to
+            begin with the oldest entry.
+        queue_id: The id of the queue in the checkpoint; empty if it is not known.
 
     Raises:
-        InvalidInput: There is no queue, and the query does not create one.
-        QueueReset: The manifest is gone or went backwards; or, unless a loss is allowed, it is
-            another queue's than the checkpoint's.
+        InvalidInput: The queue does not exist, and the query does not create one.
+        QueueReset: The manifest is gone or went backwards. Or it belongs to another queue than the
+            checkpoint, and a loss is not allowed.
         DataLoss: The queue begins after ``start``, and a loss is not allowed.
     """
     if queue_id or not options.create_if_missing:

@@ -1,7 +1,7 @@
-"""Schemas of a read: the columns there are, what a user schema may ask for, what records show.
+"""Schemas of a read: the existing columns, checks of user schemas, and inferred schemas.
 
-Without ``valueFormat`` a schema is any subset of :data:`COLUMNS`. With it the columns are the
-fields of records, and the buffer's own columns have an underscore: :data:`OWN`.
+Without ``valueFormat`` a schema is any subset of :data:`COLUMNS`. With it, the columns are the
+fields of records, and the buffer's own columns have names with an underscore: :data:`OWN`.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ log = logging.getLogger(__name__)
 class Column:
     """A column of a buffer."""
 
-    types: tuple[type[DataType], ...]  # Types that a user schema may have, the default first.
-    nullable: bool = False  # Whether rows that no metadata range covers have null there.
+    types: tuple[type[DataType], ...]  # Types that a user schema may use, the default first.
+    nullable: bool = False  # Whether rows without a metadata range have null.
     by_default: bool = True  # Whether a read without ``.schema(...)`` has it.
 
 
 COLUMNS: dict[str, Column] = {
     "value": Column((BinaryType, StringType)),
     "metadata": Column((BinaryType, StringType), nullable=True),
-    # In a topic; in a queue it is the same on every row.
+    # Varies only in a topic; a single queue has the same value in every row.
     "partition": Column((StringType,), by_default=False),
     "sequence": Column((LongType,)),
     "index": Column((IntegerType,)),
     "ingestion_time": Column((TimestampType,), nullable=True),
     "location": Column((StringType,), by_default=False),
-    # What OpenTelemetry's exporter for OpenData says in the metadata; null for others'.
+    # From the metadata that OpenTelemetry's exporter for OpenData writes; null for other metadata.
     "otel_signal": Column((StringType,), nullable=True, by_default=False),
     "otel_encoding": Column((StringType,), nullable=True, by_default=False),
 }
@@ -72,7 +72,7 @@ OWN = {
     f"_{name}": name
     for name in ("sequence", "index", "ingestion_time", "metadata", "location", "partition")
 }
-"""The columns of a buffer by the names they have beside the fields of records."""
+"""The buffer's columns by the names that they have next to the fields of records."""
 
 _SCALARS = (
     BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType,
@@ -80,11 +80,12 @@ _SCALARS = (
 )  # fmt: skip
 
 INFERRED = "opendata-buffer.inferred"
-"""In the metadata of a column that was inferred: the schema, as ``.schema(...)`` takes it."""
+"""A key in the metadata of an inferred column. Its value is the schema, as ``.schema(...)`` takes
+it."""
 
 
 def default_schema(topic: bool = False) -> StructType:
-    """The schema of a read without ``.schema(...)``; of a topic with ``partition``."""
+    """Return the schema of a read without ``.schema(...)``; for a topic with ``partition``."""
     return StructType(
         [
             StructField(name, column.types[0]())
@@ -95,7 +96,12 @@ def default_schema(topic: bool = False) -> StructType:
 
 
 def check_schema(schema: StructType, values: ValueOptions | None = None) -> None:
-    """Refuse columns that there are not; with ``values`` fields of records are allowed, too."""
+    """Refuse columns that do not exist; with ``values``, also accept fields of records.
+
+    Raises:
+        InvalidInput: A column is unknown, is there twice or has another type, or there are no
+            columns.
+    """
     if values is not None:
         _check_typed_schema(schema, values)
         return
@@ -125,20 +131,20 @@ def check_schema(schema: StructType, values: ValueOptions | None = None) -> None
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema of the record batches that Spark takes; it compares, and not by name only."""
+    """Return the schema of the record batches that Spark accepts; Spark compares types as well."""
     try:
         return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # Spark 4.1, where it is UTC anyway
+    except TypeError:  # Spark 4.1 always uses UTC.
         return to_arrow_schema(schema)
 
 
 def record_schema(arrow: pa.Schema) -> pa.Schema:
-    """The columns that are filled from records."""
+    """Return the columns that are filled from records."""
     return pa.schema([each for each in arrow if each.name not in OWN])
 
 
 def own_column_like(name: str) -> str | None:
-    """The buffer's column that a name stands for, or nearly; None for a field of records."""
+    """Return the buffer's column that a name stands for, or almost; None for a field of records."""
     if not name.startswith("_"):
         return None
     near = difflib.get_close_matches(name, OWN, n=1, cutoff=0.8)
@@ -146,7 +152,13 @@ def own_column_like(name: str) -> str | None:
 
 
 def check_not_inferred(schema: StructType) -> None:
-    """Refuse an inferred schema for a stream: after a restart other records may be queued."""
+    """Refuse an inferred schema for a stream.
+
+    A stream needs a fixed schema: after a restart, other records may be queued.
+
+    Raises:
+        InvalidInput: The schema was inferred.
+    """
     for field in schema.fields:
         line = (field.metadata or {}).get(INFERRED)
         if line is not None:
@@ -184,7 +196,7 @@ def _check_typed_schema(schema: StructType, options: ValueOptions) -> None:
         _check_type(field, column)
         if column.nullable and not field.nullable:
             _check_field(field.name, field.dataType, field.nullable)
-    from opendata_buffer.values import Decoder  # as in options.py
+    from opendata_buffer.values import Decoder  # Loaded late, as in options.py.
 
     Decoder(record_schema(arrow_schema(schema)), options)
 
@@ -203,7 +215,7 @@ def _check_field(name: str, dtype: DataType, nullable: bool) -> None:
     elif isinstance(dtype, MapType):
         _check_field(f"{name}{{}}", dtype.valueType, dtype.valueContainsNull)
     elif not isinstance(dtype, _SCALARS):
-        # To Arrow some of these are structs of bytes, and all that records have were null there.
+        # Arrow takes some of these types for structs of bytes, and would read every record as null.
         raise InvalidInput(
             f"schema wants column {name!r} as {dtype.simpleString().upper()}, which records are "
             "not read into: read it as STRING and convert it after loading, a variant for example "
@@ -211,17 +223,19 @@ def _check_field(name: str, dtype: DataType, nullable: bool) -> None:
         )
 
 
-BATCHES = 8  # of a sample, over all partitions
-RECORDS = 1000  # of each of these batches
+BATCHES = 8  # Batches of a sample, over all partitions.
+RECORDS = 1000  # Records from each of these batches.
 
 
 def infer_schema(
     options: SourceOptions, values: ValueOptions, store: Store, runtime: Runtime
 ) -> StructType:
-    """The columns of a sample: the first records of the oldest and the newest batches.
+    """Return the columns of a sample: the first records of the oldest and the newest batches.
 
-    Each column says in its metadata that it was inferred: a stream refuses such a schema.
-    InvalidInput where there is no queue, or nothing in it that shows which columns there are.
+    The metadata of each column says that it was inferred, so a stream refuses such a schema.
+
+    Raises:
+        InvalidInput: The queue does not exist, or no queued record shows which columns it has.
     """
     retrying = options.queue.retries(runtime)
     partitions = SourcePartitions(options, store, runtime)
@@ -230,7 +244,7 @@ def infer_schema(
     for name in names[:BATCHES]:
         own = partitions.options_of(name)
         records += _records(own, store, runtime, max(2, BATCHES // len(names)), retrying)
-    from opendata_buffer.values import infer  # as in options.py
+    from opendata_buffer.values import infer  # Loaded late, as in options.py.
 
     schema = _without_own(infer(pa.array(records, pa.binary()), values), values)
     if not schema.names:
@@ -249,7 +263,7 @@ def infer_schema(
 
 
 def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
-    """The schema without fields named as columns of a buffer."""
+    """Return the schema without fields whose names stand for columns of a buffer."""
     left_out = {
         each: own
         for each in schema.names
@@ -270,7 +284,7 @@ def _name(name: str) -> str:
 
 
 def _ddl(dtype: pa.DataType) -> str:
-    """What ``.schema(...)`` calls a type."""
+    """Return the name of a type in ``.schema(...)``."""
     if pa.types.is_list(dtype):
         return f"ARRAY<{_ddl(dtype.value_type)}>"
     if pa.types.is_struct(dtype):
@@ -282,8 +296,8 @@ def _ddl(dtype: pa.DataType) -> str:
 def _records(
     options: SourceOptions, store: Store, runtime: Runtime, count: int, retrying: Retries
 ) -> list[bytes]:
-    """The first records of some batches of one queue, the oldest and the newest."""
-    from opendata_buffer.consumer.fetch import FetchHandle  # as in planner.py
+    """Return the first records of up to ``count`` batches of a queue, the oldest and the newest."""
+    from opendata_buffer.consumer.fetch import FetchHandle  # Loaded late, as in planner.py.
 
     view = view_of(options, store, runtime)
     entries = [] if view is None else [*view.entries(limit=count)]

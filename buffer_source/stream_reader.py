@@ -3,10 +3,10 @@
 For each source of a query Spark makes one :class:`BufferStreamReader` in a process of its own next
 to the driver, and pickles another into every task. The calls on the driver's side go to a
 :class:`.MicroBatchStream`, the one in a task to :func:`.read_partition`. This module translates:
-offsets from and to JSON, and errors of the library into what they mean in a query.
+offsets from and to JSON, and errors of the library into advice for a query.
 
 The process that runs it may have another copy of pyspark than the one that is imported here. So
-Spark's classes are known by their names, and no version of Spark is compared.
+it recognises Spark's classes by their names, and never compares versions of Spark.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from opendata_buffer.stores.open import open_store
 
 log = logging.getLogger(__name__)
 
-# Spark's runner knows a limit by the name and the field of its class.
+# Spark's runner recognises a limit by the name and the field of its class.
 ReadAllAvailable = make_dataclass("ReadAllAvailable", [], frozen=True)
 ReadMaxRows = make_dataclass("ReadMaxRows", [("max_rows", int)], frozen=True)
 ReadMaxFiles = make_dataclass("ReadMaxFiles", [("max_files", int)], frozen=True)
@@ -44,7 +44,7 @@ ReadMaxBytes = make_dataclass("ReadMaxBytes", [("max_bytes", int)], frozen=True)
 def know_engine(schema: StructType) -> None:
     """Tell the process that made ``schema`` that the reader supports Trigger.AvailableNow.
 
-    That process asks whether the reader is an instance of its own class. Spark 4.0 and 4.1 do not
+    That process checks whether the reader is an instance of its own class. Spark 4.0 and 4.1 do not
     have the class, and on Databricks it belongs to a copy of pyspark under another name.
     """
     for package in {"pyspark", type(schema).__module__.partition(".")[0]}:
@@ -56,7 +56,7 @@ def know_engine(schema: StructType) -> None:
 
 
 class BufferStreamReader(DataSourceStreamReader):
-    """Streams a buffer, each batch once."""
+    """Streams a buffer and delivers each batch once."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_stream()
@@ -68,11 +68,11 @@ class BufferStreamReader(DataSourceStreamReader):
         self._untold = UntoldStart()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks read; positions and the consumer stay with the driver.
+        # Tasks only read; positions and the consumer stay with the driver.
         return {**self.__dict__, "_micro_batches": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a fixed sentinel: Spark asks twice and stores the answer nowhere."""
+        """Return a fixed sentinel: Spark asks twice, and does not store the answer."""
         return dict(INITIAL)
 
     def getDefaultReadLimit(self) -> Any:
@@ -84,7 +84,7 @@ class BufferStreamReader(DataSourceStreamReader):
         return next(given, ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read what is queued now and stop."""
+        """Read the batches that are queued now, and stop."""
         with _with_advice():
             self._stream().prepare_available_now()
 
@@ -93,14 +93,14 @@ class BufferStreamReader(DataSourceStreamReader):
 
         Args:
             start: Where the micro-batch starts; None in Spark 4.0 and 4.1.
-            limit: Spark's ``ReadAllAvailable`` if everything is to be read.
+            limit: Spark's ``ReadAllAvailable`` to read everything.
 
         Raises:
             OpenDataBufferError: As :meth:`.MicroBatchStream.latest_offset`.
         """
         with _with_advice():
             if start is not None:
-                # Given back only where no limit is set, or by Trigger.Once, which has none.
+                # Spark passes this only if no limit is set, or for Trigger.Once, without limits.
                 return self._latest(start, unlimited=type(limit).__name__ == "ReadAllAvailable")
             limits = not isinstance(self.getDefaultReadLimit(), ReadAllAvailable)
             if limits and not self._untold.is_used:
@@ -129,14 +129,14 @@ class BufferStreamReader(DataSourceStreamReader):
                 return []
             self._untold.planned(start, end)
             if start == end:
-                # At a restart Spark 4.0 and 4.1 plan this first, also for an end that is not in the
-                # commit log. Opening the queue there would acknowledge what is still to be read.
+                # At a restart, Spark 4.0 and 4.1 plan this first, even if the end is not in the
+                # commit log. Opening the queue at that end would acknowledge unread batches.
                 return []
             return self._stream().plan_input_partitions(SourceOffset.from_json(start), end_offset)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
-        from buffer_source.task import read_partition  # Only executors need it.
+        from buffer_source.task import read_partition  # Only executors need this.
 
         return read_partition(self._options, self._schema, partition)
 
@@ -148,7 +148,7 @@ class BufferStreamReader(DataSourceStreamReader):
                 self._stream().commit(end_offset)
 
     def stop(self) -> None:
-        """Stop the collector. Spark mostly ends the process instead."""
+        """Stop the collector. Spark usually ends the process without this call."""
         if self._micro_batches is not None:
             self._micro_batches.stop()
 
@@ -179,7 +179,7 @@ _FENCED_READER = (
 
 @contextmanager
 def _with_advice() -> Iterator[None]:
-    """Add to an error of the library what it means in a query."""
+    """Add advice to the library's errors: what they mean for a query."""
     try:
         yield
     except Fenced as error:

@@ -1,11 +1,11 @@
-"""The work of a task on an executor: download ahead, decode, cut into the rows that Spark sees.
+"""The work of a task on an executor: download ahead, decode, and cut into rows for Spark.
 
-These are Arrow record batches, never Python rows. A task makes one :class:`RowBuilder`, and in it
-one builder for each column that is wanted. A batch is cut into pieces; each builder makes one array
-for each piece, and may keep arrays between pieces.
+The rows are Arrow record batches, never Python rows. A task makes one :class:`RowBuilder`, which
+has one builder for each requested column. A batch is cut into pieces. Each column builder makes one
+array per piece, and may reuse arrays for later pieces.
 
-A task also adds the query's id to the info about the queue's consumer: Spark does not pass it to
-the process that claims the queue.
+A task also adds the query's id to the info about the queue's consumer, because Spark does not pass
+the id to the process that claims the queue.
 """
 
 from __future__ import annotations
@@ -56,16 +56,18 @@ from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Deco
 
 log = logging.getLogger(__name__)
 
-IN_FLIGHT_BYTES = 64 * MIB  # stored, that a task may have downloaded and not yet decoded
-RECORD_INTERVAL_S = 60.0  # between two records of one query's id by one process
+IN_FLIGHT_BYTES = 64 * MIB  # Stored bytes that a task may have downloaded but not decoded.
+RECORD_INTERVAL_S = 60.0  # How often a process records the id of one query.
 
 
-_recorded = dict[object, Interval]()  # by queue and query
+_recorded = dict[object, Interval]()  # By queue and query.
 
 
 def record_query_id(config: QueueConfig, query: str, runtime: Runtime) -> None:
-    """Add the id of a query that reads this queue to the consumer info, in the background and at
-    most once a minute. Returns at once, and raises nothing."""
+    """Add the id of a query that reads this queue to the consumer info, in the background.
+
+    Does so at most once a minute, returns at once, and raises nothing.
+    """
     queue = (config.store, config.manifest_path, query)
     if not _recorded.setdefault(queue, Interval(runtime, RECORD_INTERVAL_S)).is_due():
         return
@@ -74,8 +76,8 @@ def record_query_id(config: QueueConfig, query: str, runtime: Runtime) -> None:
         try:
             store = open_store(config.store, config.store_options)
             info = read_consumer_info(store, config, runtime)
-            # The last task of a fenced query may name itself in its successor's info: nothing but
-            # the display depends on it.
+            # The last task of a fenced query may add its id to the info of the query's successor.
+            # That is harmless, because the id is only displayed.
             if info is not None and info.program == PROGRAM and not info.query:
                 amend_consumer_info(store, config, runtime, info.epoch, query=query)
         except OpenDataBufferError as error:
@@ -87,14 +89,25 @@ def record_query_id(config: QueueConfig, query: str, runtime: Runtime) -> None:
 def read_partition(
     options: SourceOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task's batches, in order, while later ones are still being downloaded.
+    """Yield the rows of a task's batches in order, while later batches are being downloaded.
 
-    Downloads run ahead within their budget; decoding does not: a worker holds that many stored
-    bytes, one batch more, decompressed if it was compressed, and a few pieces of its rows. Raises
-    PoisonBatch for a batch that cannot be delivered, unless the options say to go on without it;
-    else as :meth:`.RowBuilder.pieces`.
+    Downloads run ahead within :data:`IN_FLIGHT_BYTES`; decoding does not. A worker holds that many
+    stored bytes, one more batch (decompressed if it was compressed), and a few pieces of its rows.
+
+    Args:
+        options: The options of the read.
+        schema: The columns to deliver.
+        partition: The batches of the task.
+
+    Yields:
+        Record batches of the schema.
+
+    Raises:
+        PoisonBatch: A batch cannot be delivered, and the options do not allow to skip it.
+        InvalidInput: As :meth:`.RowBuilder.pieces`.
+        MalformedRecord: As :meth:`.RowBuilder.pieces`.
     """
-    # Spark makes up an input partition of its own where there is none to read.
+    # If the plan is empty, Spark calls this with an input partition of its own.
     descriptors = partition.batches if isinstance(partition, TaskBatches) else ()
     if descriptors and options.acknowledge and (query := _query_id()):
         record_query_id(_options_of(options, descriptors[0]).queue, query, SystemRuntime())
@@ -103,17 +116,17 @@ def read_partition(
         try:
             yield from builder.pieces(records, batch.partition, batch.rows(records.count))
         except PoisonBatch as error:
-            options.tolerates(error)  # Most faults show here: the error names the option.
+            options.tolerates(error)  # Most faults appear here, so add the option to the error.
             raise
-        del records  # or its memory is not free while the next one is decoded
+        del records  # Free its memory before the next batch is decoded.
 
 
 def _readable(
     options: SourceOptions, descriptors: Sequence[PartitionBatch], array_bytes: int
 ) -> Iterator[tuple[PartitionBatch, Records]]:
-    """The batches that can be delivered, opened one after the other."""
+    """Yield the batches that can be delivered, opened one after the other."""
     runtime = SystemRuntime()
-    # Spark repeats a failed task too, but not in local mode, and with everything it did.
+    # Spark also repeats a failed task, but not in local mode, and it repeats all of its work.
     retrying = options.queue.retries(runtime)
     handle = _handle(options)
     handles = {
@@ -138,7 +151,7 @@ def _readable(
             runtime=runtime,
             query=_query_id(),
         )
-        if batch.part == 0:  # of several tasks that share it, one counts it
+        if batch.part == 0:  # Only one of the tasks that share a batch counts it.
             metrics.batches_quarantined.add(1)
         log.warning("batch is in quarantine as %s and passed by: %s", report.id, error)
 
@@ -163,65 +176,81 @@ def _readable(
                     raise
                 pass_by(batch, error)
                 continue
-            del fetched  # or it would live beside the budget while the next is fetched
+            del fetched  # Otherwise it stays in memory, outside the budget.
             yield batch, records
             del records
 
 
 def _query_id() -> str:
-    """The id of the streaming query this task belongs to; empty in a batch read."""
+    """Return the id of the streaming query this task belongs to; "" in a batch read."""
     context = TaskContext.get()
     return "" if context is None else context.getLocalProperty("sql.streaming.queryId") or ""
 
 
 def _options_of(options: SourceOptions, batch: PartitionBatch) -> SourceOptions:
-    """What the query asked for, with the queue of the batch."""
+    """Return the query's options, with the queue of the batch."""
     return options if batch.partition == ONLY else options.of_partition(batch.partition)
 
 
 @lru_cache(maxsize=32)
 def _handle(options: SourceOptions) -> FetchHandle:
-    """Kept for all tasks of a worker process; all partitions share one set of connections."""
+    """Return the fetch handle, shared by all tasks of a worker process.
+
+    All partitions share one set of connections.
+    """
     return FetchHandle.of(options.consumer, resettable=False)
 
 
 @lru_cache(maxsize=32)
 def _adaptive_concurrency(options: SourceOptions) -> AdaptiveConcurrency:
-    """What the tasks of a worker process found to be the best concurrency for the store."""
+    """Return the concurrency that the tasks of a worker process adapt to the store."""
     return _handle(options).adaptive_concurrency()
 
 
 PIECE_BYTES = 4 * MIB
-"""Bytes of values (and of metadata) in one record batch, unless a single row has more: each costs
-the worker and the JVM some work of its own, which large ones share among more rows."""
+"""Bytes of values (and of metadata) in one record batch, unless a single row has more.
+
+Each record batch costs the worker and the JVM some fixed work, which a large one spreads over more
+rows.
+"""
 
 TYPED_PIECE_BYTES = 2 * MIB
-"""The same where records are read into columns: what lies between the decoder's steps is then still
-in a processor's cache."""
+"""As :data:`PIECE_BYTES`, for records that are read into columns. Smaller, so that the intermediate
+results of the decoder stay in a processor's cache."""
 
-PIECE_ROWS = 256 * 1024  # in one record batch at most; bounds the columns that are not values
+PIECE_ROWS = 256 * 1024  # Most rows of a record batch; bounds the columns other than values.
 
 _DAY_MS = 24 * 60 * 60 * 1000
 _EPOCH = datetime.date(1970, 1, 1)
-# A day inside the years 1 to 9999, so that no session time zone moves a time out of what
-# datetime and Spark's SQL functions can hold.
+# One day inside the years 1 to 9999. So no session time zone can move a time out of the range of
+# datetime and Spark's SQL functions.
 MIN_TIME_MS = (datetime.date(1, 1, 2) - _EPOCH).days * _DAY_MS
 MAX_TIME_MS = (datetime.date(9999, 12, 31) - _EPOCH).days * _DAY_MS - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Metadata ranges of a batch as runs of rows: ``values[i]`` holds up to row ``ends[i]``."""
+    """Metadata ranges of a batch as runs of rows: run ``i`` ends before row ``ends[i]``.
+
+    Attributes:
+        ends: The row after each run.
+        values: The metadata of each run; None for rows that no range covers.
+    """
 
     ends: list[int]
     values: list[Metadata | None]
 
     @classmethod
     def of(cls, ranges: Sequence[Metadata], count: int) -> Runs:
-        """Cut the ranges to the rows there are.
+        """Cut the ranges to the existing rows.
 
-        A range reaches to where the next one starts, the last to the end. Starts beyond the end are
-        legal; of ranges out of order the later in the list wins where they overlap.
+        A range ends where the next one starts; the last range ends with the batch. A start past the
+        end of the batch is legal. If ranges are out of order and overlap, the one that is later in
+        the list wins.
+
+        Args:
+            ranges: The metadata ranges of the batch.
+            count: Records in the batch.
         """
         starts: list[int] = []
         values: list[Metadata | None] = []
@@ -229,7 +258,7 @@ class Runs:
             starts.append(0)
             values.append(None)
         for each in ranges:
-            # Ranges that begin at or after this one are covered by it from here on.
+            # This range covers all earlier ranges that begin at or after its start.
             while starts and starts[-1] >= each.start_index:
                 starts.pop()
                 values.pop()
@@ -239,14 +268,22 @@ class Runs:
         return cls([*starts[1:visible], count], values[:visible])
 
     def cut(self, start: int, stop: int) -> Runs:
-        """The runs of rows [start, stop), counted from ``start``."""
+        """Return the runs of rows [start, stop), counted from ``start``."""
         first = bisect_right(self.ends, start)
         last = bisect_right(self.ends, stop - 1)
         ends = [*(end - start for end in self.ends[first:last]), stop - start]
         return Runs(ends, self.values[first : last + 1])
 
     def fit(self, start: int, limit: int, most_bytes: int) -> int:
-        """The largest end in (start, limit] with at most so many bytes of payload on its rows."""
+        """Return the largest end in (start, limit] within a limit on payload bytes.
+
+        A payload counts once for each of its rows. A single row may exceed the limit.
+
+        Args:
+            start: The first row.
+            limit: The row to stop at.
+            most_bytes: Most payload bytes on the rows.
+        """
         end, left = start, most_bytes
         for run in range(bisect_right(self.ends, start), len(self.ends)):
             value = self.values[run]
@@ -261,7 +298,7 @@ class Runs:
         return end
 
     def expand(self, values: list[Any], dtype: pa.DataType) -> pa.Array:
-        """One array with ``values[i]`` on every row of run ``i``."""
+        """Return one array with ``values[i]`` on every row of run ``i``."""
         encoded = pa.RunEndEncodedArray.from_arrays(
             pa.array(self.ends, pa.int32()), pa.array(values, dtype)
         )
@@ -270,7 +307,15 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive rows of one batch: their records, their metadata, the index of the first."""
+    """Consecutive rows of one batch.
+
+    Attributes:
+        batch: The batch.
+        values: The records of the rows.
+        runs: The metadata of the rows.
+        begin: The index of the first row in the batch.
+        partition: The name of the batch's partition.
+    """
 
     batch: Records
     values: pa.BinaryArray
@@ -284,10 +329,13 @@ Build = Callable[[Piece], pa.Array]
 
 
 class RowBuilder:
-    """Builds record batches of one schema; made once in a task.
+    """Builds record batches of one schema; made once per task.
 
-    Without ``values`` records are not read into columns. A piece has at most ``piece_rows``, and
-    ``piece_bytes`` of values or metadata unless a single row has more.
+    Args:
+        schema: The columns to deliver.
+        values: How to read records into columns; None to deliver them as they are.
+        piece_bytes: Most bytes of values, and of metadata, in a piece; a single row may have more.
+        piece_rows: Most rows in a piece.
     """
 
     def __init__(
@@ -317,18 +365,27 @@ class RowBuilder:
     def pieces(
         self, batch: Records, partition: str = ONLY, rows: range | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The batch's ``rows`` (default: all) as record batches in order; none without records.
+        """Yield the rows of a batch as record batches, in order.
 
-        BatchUnreadable for a record array that does not decode, InvalidInput for a record that is
-        not UTF-8 where a STRING column was asked for, MalformedRecord for one that does not fit the
-        schema in mode FAILFAST.
+        Args:
+            batch: The opened batch.
+            partition: The name of its partition.
+            rows: The rows to deliver; None for all.
+
+        Yields:
+            Record batches of the schema; nothing if the batch has no rows.
+
+        Raises:
+            BatchUnreadable: A record array does not decode.
+            InvalidInput: A record or its metadata is not UTF-8, and the column is a STRING.
+            MalformedRecord: A record does not fit the schema, in mode FAILFAST.
         """
         runs = Runs.of(batch.metadata, batch.count)
         wanted = range(batch.count) if rows is None else rows
-        first = 0  # row of the batch that the array begins with
+        first = 0  # The row of the batch where the array begins.
         for values in batch.arrays:
             if first >= wanted.stop:
-                return  # the rest is another task's, and need not be decoded
+                return  # Other tasks decode the rest.
             size = len(values)
             begin, count = max(0, wanted.start - first), min(size, wanted.stop - first)
             while begin < count:
@@ -337,13 +394,14 @@ class RowBuilder:
                     end = runs.fit(first + begin, first + end, self.piece_bytes) - first
                 end = self._cut(values, begin, end)
                 cut = runs.cut(first + begin, first + end)
-                # In one expression: a piece in a variable would live until the next is made.
+                # In one expression, because a variable would keep this piece in memory until the
+                # next one is made.
                 yield self._build(
                     Piece(batch, values.slice(begin, end - begin), cut, first + begin, partition)
                 )
                 begin = end
             first += size
-            del values  # or its memory is not free when the next one is decoded
+            del values  # Free its memory before the next array is decoded.
 
     def _build(self, piece: Piece) -> pa.RecordBatch:
         columns = {name: build(piece) for name, build in self._builders.items()}
@@ -359,7 +417,7 @@ class RowBuilder:
     def _without_malformed(
         self, rows: pa.RecordBatch, piece: Piece, decoded: DecodedColumns
     ) -> pa.RecordBatch:
-        """The rows that are delivered: by ``mode`` without malformed ones."""
+        """Return the rows to deliver; without malformed ones if ``mode`` is DROPMALFORMED."""
         malformed, batch = decoded.malformed, piece.batch
         if malformed:
             row = min(malformed)
@@ -376,7 +434,10 @@ class RowBuilder:
         return decoded.delivered(rows, self._mode)
 
     def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:
-        """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""
+        """Return the largest end in (begin, limit] with at most ``piece_bytes`` of values.
+
+        A single row may have more.
+        """
         if not self._reads_values:
             return limit
         offsets: memoryview[int] = memoryview(values.buffers()[1]).cast("i")
@@ -399,7 +460,7 @@ class _Values:
             return piece.values.cast(self._dtype)
         except pa.ArrowInvalid as error:
             records = enumerate(piece.values.to_pylist(), piece.begin)
-            # To ignore the bytes that are not UTF-8 changes a record that has some.
+            # Decoding that ignores invalid bytes changes exactly the records that have some.
             row = next(
                 row for row, each in records if each.decode(errors="ignore").encode() != each
             )
@@ -411,7 +472,10 @@ class _Values:
 
 
 class _Repeated:
-    """One value for each metadata range, or one for all rows, whose array next pieces share."""
+    """Builds a column with one value per metadata range, or with one value for all rows.
+
+    In the second case, later pieces share the array.
+    """
 
     def __init__(
         self, dtype: pa.DataType, values_of: Callable[[Piece, pa.DataType], list[Any]]
@@ -445,7 +509,7 @@ def _payloads(piece: Piece, dtype: pa.DataType) -> list[Any]:
 
 
 def _times(piece: Piece, _: pa.DataType) -> list[Any]:
-    """Microseconds since the Unix epoch; None for no time or one Spark cannot hold."""
+    """Return microseconds since the Unix epoch; None for no time or one that Spark cannot hold."""
     times = (None if each is None else each.ingestion_time_ms for each in piece.runs.values)
     return [
         None if ms is None or not MIN_TIME_MS <= ms <= MAX_TIME_MS else ms * 1000 for ms in times
@@ -458,7 +522,10 @@ OTEL_ENCODINGS = {1: "otlp_protobuf"}
 
 
 def _otel(names: dict[int, str], at: int) -> Callable[[pa.DataType], Build]:
-    """Names of one byte of the exporter's metadata: version, signal, encoding, 0."""
+    """Return a builder of names for one byte of the exporter's metadata.
+
+    The bytes are version, signal, encoding and 0.
+    """
 
     def named(piece: Piece, _: pa.DataType) -> list[Any]:
         payloads = (b"" if each is None else each.payload for each in piece.runs.values)
@@ -478,7 +545,7 @@ class _Indexes:
     def __call__(self, piece: Piece) -> pa.Array:
         end = piece.begin + len(piece.values)
         if self._counter is None or len(self._counter) < end:
-            # Grown by doubling and sliced, so that counting costs nothing per batch.
+            # The counter grows by doubling, and is sliced, so that most batches need no counting.
             size = max(end, 2 * len(self._counter) if self._counter is not None else 1024)
             size = min(size, (1 << 31) - 1)
             ones = pa.repeat(pa.scalar(1, self._dtype), size)
@@ -497,4 +564,4 @@ COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], Build]] = {
     "otel_signal": _otel(OTEL_SIGNALS, 1),
     "otel_encoding": _otel(OTEL_ENCODINGS, 2),
 }
-"""Makes the builder of a column for one of its Arrow types."""
+"""Functions that make the builder of a column for one of its Arrow types, by name of the column."""
