@@ -1,4 +1,4 @@
-"""Check that every queued batch is there and readable; repair what is not, and keep a copy."""
+"""Check that every queued batch exists and can be read; repair problems, and keep copies."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ CONCURRENCY = 8  # batches that are decoded in memory at once
 class Kind(StrEnum):
     """The kind of a problem or note, as in ``fsck --json``."""
 
-    MANIFEST = "manifest"  # gone, damaged, or older than what was seen of it
+    MANIFEST = "manifest"  # the manifest is gone, damaged, or older than it once was
     MISSING = "missing"  # the object of a batch is gone
     UNREADABLE = "unreadable"  # a batch does not decode
-    TOO_LARGE = "too large"  # beyond what readers decode
-    FOREIGN = "foreign"  # a batch outside the data prefix
-    REPEATED = "repeated"  # an object that is queued more than once
-    UNREAD = "unread"  # an object that no entry names
+    TOO_LARGE = "too large"  # a batch is larger than readers accept
+    FOREIGN = "foreign"  # a batch lies outside the data prefix
+    REPEATED = "repeated"  # an object is queued more than once
+    UNREAD = "unread"  # no entry names an object
     PREFIX = "prefix"  # no batch of the queue lies in the data prefix
-    OWNER = "owner"  # an owner marker that keeps this queue out for no reason
-    INDEX = "index"  # of a log: gone or damaged
-    OLD_INDEX = "old index"  # of a log: restored from an old copy
-    OTHER_INDEX = "other index"  # of a log: another queue's
-    SEGMENT = "segment"  # of a log, or a page of its index: gone or damaged
+    OWNER = "owner"  # an owner marker keeps this queue out for no reason
+    INDEX = "index"  # the index of a log is gone or damaged
+    OLD_INDEX = "old index"  # the index of a log was restored from an old copy
+    OTHER_INDEX = "other index"  # the index of a log belongs to another queue
+    SEGMENT = "segment"  # a segment of a log, or a page of its index, is gone or damaged
     CLAIMS = "claims"  # the record of workers' claims cannot be read
 
 
@@ -78,7 +78,7 @@ REPAIRED_BY = {
     "of the old copy, which is saved next to it",
     Kind.CLAIMS: "is saved next to it and removed: every batch in the queue is handed out again",
 }
-"""What repair does about a kind of problem."""
+"""The effect of a repair on a problem, by its kind."""
 
 NOT_REPAIRED = {
     Kind.OTHER_INDEX: "it and the segments are of a queue that was started over: delete them when "
@@ -89,25 +89,25 @@ NOT_REPAIRED = {
     Kind.PREFIX: "check again with the data prefix that is named there",
     Kind.FOREIGN: "no reader fetches it: skip it with 'opendata-buffer skip {hint} {sequence}'",
 }
-"""Why repair leaves a kind of problem, and what to do about it."""
+"""Why a repair leaves a problem, by its kind, and how the operator can fix it."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """A problem or a note about one entry, the manifest, or a batch that no entry names."""
 
-    sequence: int | None  # None for what is no entry
-    location: str  # its object; the manifest's key for the manifest
+    sequence: int | None  # None if the finding is not about an entry
+    location: str  # the key of the object
     problem: str
     kind: Kind
-    what: str = "entry"  # or "manifest", or "unread batch"
-    last_sequence: int | None = None  # of several batches of a log that are gone, the last one
-    count: int = 1  # of these
-    next_sequence: int | None = None  # of a batch of a log that is gone, the next one that is not
+    what: str = "entry"  # or another subject, such as "manifest" or "unread batch"
+    last_sequence: int | None = None  # the last one, if several batches of a log are gone
+    count: int = 1  # how many batches are gone
+    next_sequence: int | None = None  # the next sequence that a log still has after it
 
     @property
     def name(self) -> str:
-        """What it is about, in words."""
+        """The subject of the finding, in words."""
         where = self.what if self.sequence is None else f"sequence {self.sequence}"
         if self.last_sequence is not None:
             return f"sequences {self.sequence} to {self.last_sequence}"
@@ -123,12 +123,12 @@ class Report:
 
     batches: int = 0
     records: int = 0  # in the readable batches
-    bytes: int = 0  # of these records
-    stored_bytes: int = 0  # of their objects
-    problems: list[Finding] = field(default_factory=list)  # what makes a consumer fail
-    notes: list[Finding] = field(default_factory=list)  # what a repair would do more
+    bytes: int = 0  # size of these records
+    stored_bytes: int = 0  # size of their objects
+    problems: list[Finding] = field(default_factory=list)  # these make a consumer fail
+    notes: list[Finding] = field(default_factory=list)  # further effects of a repair
     is_log: bool = False
-    positions: Mapping[str, int] = field(default_factory=dict)  # of a log: where its readers are
+    positions: Mapping[str, int] = field(default_factory=dict)  # next sequence of each log reader
 
     @property
     def ok(self) -> bool:
@@ -137,10 +137,14 @@ class Report:
 
 
 def check_queue(queue: Target) -> Report:
-    """Check the manifest, then fetch and decode every batch it names.
+    """Check the manifest, then fetch and decode every batch that it names.
 
-    A manifest that is damaged, gone, or behind what the owner marker remembers is the only problem
-    reported then, with a note for each batch that no entry names and that was not surely read.
+    If the manifest is damaged, gone, or older than the owner marker shows, that is the only problem
+    in the report. A note then lists each batch that no entry names and that may not have been read.
+
+    Raises:
+        InvalidInput: The queue does not exist.
+        PrefixConflict: The data prefix belongs to the queue of another manifest.
     """
     store, config, runtime = queue.store, queue.config, queue.runtime
     reader = queue.reader()
@@ -154,7 +158,7 @@ def check_queue(queue: Target) -> Report:
     raw, plan = compare(queue, claim)
     if plan.fault is not None and conflict is not None:
         raise conflict
-    # Without manifest, marker and batches there never was a queue: reader.manifest() raises that.
+    # Without manifest, marker and batches there never was a queue. reader.manifest() then raises.
     if plan.fault is not None and (raw is not None or seen is not None or plan.found):
         check_accounted(queue)
         _add_manifest_fault(report, plan, queue)
@@ -183,7 +187,8 @@ def check_queue(queue: Target) -> Report:
     for entries in groups:
         _check_batches(report, handle, entries, runtime)
     if report.problems:
-        # Consumers may have taken entries meanwhile, and a collector their objects.
+        # Meanwhile consumers may have dequeued entries, and a collector may have deleted their
+        # objects.
         first = reader.manifest().first_sequence
         if index is not None:
             first = log.need(marked=True).floor
@@ -193,7 +198,7 @@ def check_queue(queue: Target) -> Report:
     if index is not None:
         known = log.need(marked=True)
         report.problems = _joined(report.problems, log.view(known, reader.manifest()))
-        # status names a position that cannot be read.
+        # Ignore positions that cannot be read, because status reports them.
         positions = read_positions(log, known, unreadable=lambda _: None)
         report.positions = {name: each.next for name, each in positions.items()}
     try:
@@ -221,8 +226,11 @@ def _index_fault(store: Store, log: Log, manifest: Manifest) -> Finding | None:
 
 
 def _hidden(log: Log, index: LogIndex) -> Iterator[Finding]:
-    """What an index calls lost although a segment has it: an old copy of the index hid the segment
-    from the program that noted the loss (failure F46)."""
+    """Find entries that an index calls lost although a segment has them (failure F46).
+
+    This happens when an old copy of the index was restored. It hid the segment from the program
+    that noted the loss.
+    """
     for first, end in index.lost:
         stored = log.stored_between(first, end)
         if stored and _is_kept(log, stored[-1][2], end):
@@ -239,12 +247,14 @@ def _hidden(log: Log, index: LogIndex) -> Iterator[Finding]:
                     f"{command}; these are past them: {', '.join(past)}"
                 )
             yield Finding(None, index_key(log.config), text, Kind.OLD_INDEX, _INDEX_NAME)
-            return  # One repair brings back all of them.
+            return  # one repair brings back all of them
 
 
 def _joined(problems: Iterable[Finding], view: LogView) -> list[Finding]:
-    """The findings of a log, with batches that are missing one after the other as one: a collector
-    that knows no log deletes thousands (failure F42)."""
+    """Return the findings of a log, with a run of adjacent missing batches as one finding.
+
+    A collector that does not know logs deletes thousands of batches (failure F42).
+    """
     found: list[Finding] = []
     for each in problems:
         last = found[-1] if found else None
@@ -273,8 +283,10 @@ def _with_next(finding: Finding, view: LogView) -> Finding:
 
 
 def _is_kept(log: Log, segment: str, end: int) -> bool:
-    """Whether the last batch of a segment before this sequence is there: a collector deletes the
-    oldest ones first."""
+    """Return whether the last batch of a segment before sequence ``end`` exists.
+
+    If that one is gone, all are: a collector deletes the oldest batches first.
+    """
     try:
         found = Manifest.parse(read_bytes(log.store, segment, MAX_SEGMENT_BYTES))
     except (errors.CorruptData, errors.ObjectNotFound):
@@ -314,7 +326,10 @@ def _check_batches(
 def _entries_of(
     report: Report, config: ConsumerConfig, log: Log, index: LogIndex, manifest: Manifest
 ) -> Iterator[Sequence[BatchDescriptor]]:
-    """The entries of a log from its floor on, segment by segment; adds those that are damaged."""
+    """Yield the entries of a log from its floor on, one segment at a time.
+
+    Adds a problem to the report for each segment that cannot be read.
+    """
     for part, found in log.segments(index):
         if isinstance(found, errors.CorruptData):
             what = "segment" if part.name.endswith(".segment") else "page of the index"
@@ -328,8 +343,13 @@ def _entries_of(
 def _check_batch(
     handle: FetchHandle, descriptor: BatchDescriptor
 ) -> tuple[int, int, int] | Finding:
-    """Records of a batch, their bytes, and those of its object; or what is wrong with it."""
-    # Returns faults, because fetch_many ends at the first error.
+    """Fetch and decode one batch.
+
+    Returns:
+        The number of records, their bytes, and the bytes of the object; or the problem. A problem
+        is returned and not raised, because :func:`.fetch_many` ends at the first error.
+    """
+    # The size shows below whether the object was read at all.
     stored: int | None = None
     try:
         raw = handle.fetch_pooled(descriptor)
@@ -348,7 +368,7 @@ def _kind(error: errors.PoisonBatch, stored: int | None) -> Kind:
         return Kind.FOREIGN
     if isinstance(error.__cause__, WrongChecksum):
         return Kind.UNREADABLE
-    # The reason names the limit that was exceeded. An object that exceeds all was not read.
+    # The reason names the limit that was exceeded. Objects above every limit are never downloaded.
     if stored is None or "max_batch_bytes" in error.reason:
         return Kind.TOO_LARGE
     return Kind.UNREADABLE
@@ -369,9 +389,9 @@ def _add_manifest_fault(report: Report, plan: RebuildPlan, queue: Target) -> Non
 
 
 def _wrong_marker(queue: Target, own: Manifest) -> str | None:
-    """The folder of an owner marker that keeps this queue out of its prefix without a reason.
+    """Return the folder of an owner marker that keeps this queue out without a reason; or None.
 
-    The folder is the prefix or lies around it, this queue has batches in the prefix, and the queue
+    The folder is the prefix or one around it. This queue has batches in the prefix, and the queue
     that the marker names has none in the folder.
     """
     store, runtime = queue.store, queue.runtime
@@ -381,7 +401,7 @@ def _wrong_marker(queue: Target, own: Manifest) -> str | None:
         try:
             owner = owner_object(store, there, runtime).read()
         except errors.PermanentStorageError:
-            return None  # A role that may read only the prefix may still check its queue.
+            return None  # A role may be limited to the prefix. It may still check its queue.
         if isinstance(owner, PrefixOwner):
             seen = owner.watermark
             named = read_manifest(store, replace(there, manifest_path=owner.manifest_path), runtime)
@@ -390,7 +410,7 @@ def _wrong_marker(queue: Target, own: Manifest) -> str | None:
             acked = "" if seen is None else seen.acked_location
             known = [each for each in (acked, *(named or Manifest.empty()).locations()) if each]
             if not known and named is not None and named.next_sequence:
-                return None  # Nothing tells where the batches were that it had.
+                return None  # The places of its former batches are not known.
             has_any = any(parse_location(each, folder) for each in known)
             is_own = any(parse_location(each, prefix) for each in (acked, *own.locations()))
             return folder if is_own and not has_any else None
@@ -399,14 +419,18 @@ def _wrong_marker(queue: Target, own: Manifest) -> str | None:
 
 
 def _replace_marker(queue: Target, folder: str) -> str:
-    """Give the prefix to this queue in place of a wrong marker; returns the key of its copy."""
+    """Give the prefix to this queue in place of a wrong marker.
+
+    Returns:
+        The key of the copy of the wrong marker.
+    """
     store, config, runtime = queue.store, queue.config, queue.runtime
     key, path = owner_key(folder), config.manifest_path
     saved = f"{key}.wrong-{runtime.ulid()}"
     wrong = read_bytes(store, key)
     store.put(saved, wrong)
     owner = PrefixOwner.from_json(wrong, folder)
-    # Of a marker that this queue made itself the id stays: saved positions begin with it.
+    # If this queue made the marker itself, keep its id, because saved positions begin with it.
     mine = owner if owner.manifest_path == path else PrefixOwner(path, runtime.ulid())
     marker = owner_object(store, config, runtime)
     marker.change(lambda before: before if before and before.manifest_path == path else mine)
@@ -416,10 +440,16 @@ def _replace_marker(queue: Target, folder: str) -> str:
 
 
 def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tuple[Finding, str]]]:
-    """The problems that :func:`repair` repairs, by sequence, and the others with the reason; pure.
+    """Split the problems of a report into those that :func:`repair` repairs and the others.
 
-    Of an object that is queued more than once the first entry stays. ``hint`` is the queue as
-    commands take it.
+    If an object is queued several times, its first entry is kept.
+
+    Args:
+        report: The result of a check.
+        hint: The arguments by which commands name the queue.
+
+    Returns:
+        The problems to repair, by sequence; and the others, each with the reason why it is left.
     """
     to_repair: list[Finding] = []
     leave: list[tuple[Finding, str]] = []
@@ -438,7 +468,7 @@ def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tup
 
 
 def _passed_by(report: Report, finding: Finding, hint: str) -> str:
-    """Why repair leaves batches of a log, and the commands by which readers continue after them."""
+    """Return why repair leaves batches of a log, and the commands that move readers past them."""
     end = finding.next_sequence
     assert end is not None
     behind = sorted(name for name, at in report.positions.items() if at < end)
@@ -452,10 +482,18 @@ def _passed_by(report: Report, finding: Finding, hint: str) -> str:
 
 
 def repair(queue: Target, plan: Sequence[Finding]) -> list[tuple[Finding, str | None]]:
-    """Repair the problems that :func:`plan_repair` named. After an error check and repair again.
+    """Repair the problems that :func:`plan_repair` selected.
 
-    Stop the queue's producers and consumers first. A consumer that still runs is fenced. Returns
-    each problem with the id of its copy in the quarantine, or the key of the copy; None without.
+    Stop the queue's producers and consumers first. A consumer that still runs is fenced. After an
+    error, check again and repair again.
+
+    Args:
+        queue: The queue.
+        plan: The problems to repair.
+
+    Returns:
+        Each problem with the id of its copy in the quarantine or the key of the copy; None if
+        nothing was copied.
     """
     done: list[tuple[Finding, str | None]] = []
     store = queue.store
@@ -483,7 +521,7 @@ def repair(queue: Target, plan: Sequence[Finding]) -> list[tuple[Finding, str | 
 def _repair_revealed(queue: Target) -> list[tuple[Finding, str | None]]:
     """Repair the index of a log after its manifest.
 
-    The first check ended at the manifest. A manifest and an index that were lost together are
+    The first check ended at the manifest. If a manifest and an index were lost together they are
     repaired together, because neither works without the other.
     """
     claim = queue.owner()

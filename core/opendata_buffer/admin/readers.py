@@ -1,4 +1,4 @@
-"""Named readers of a log, for an operator: make a log of a queue, look at readers, set them."""
+"""Commands for the named readers of a log: turn a queue into a log, list readers, reset them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ from opendata_buffer.queue.reader_admin import (
 from opendata_buffer.queue.reader_positions import read_positions, readers_folder
 from opendata_buffer.runtime import in_parallel
 
-if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.
+if TYPE_CHECKING:  # It imports Arrow, which a probe that runs every few seconds does not need.
     from opendata_buffer.admin.trim import Start
 
 LEAST_EXPIRY_MS = 10 * 60 * 1000
-"""A reader that has nothing to read writes its position once a minute at most."""
+"""The shortest expiry. A reader with nothing to read writes its position at most once a minute."""
 
 _MOST_PLANS = 5
 
-SOON = 0.25  # share of the expiry below which an operator is warned
+SOON = 0.25  # warn an operator below this share of the expiry
 
 
 def view_of(queue: Target) -> LogView:
-    """All that a log keeps; ``InvalidInput`` where there is no queue, or one that is no log."""
+    """Return everything that a log keeps.
+
+    Raises:
+        InvalidInput: The queue does not exist, or is not a log.
+    """
     claim = queue.owner()
-    # Behind the marker, and before the index: what left the manifest in between is in the index.
+    # Read the manifest after the marker and before the index. Entries that leave the manifest in
+    # between are then in the index.
     manifest = queue.reader().manifest()
     queue_id = "" if claim is None else claim.queue_id
     found = Log(queue.store, queue.config, queue.runtime, queue_id)
@@ -43,11 +48,21 @@ def view_of(queue: Target) -> LogView:
 
 
 def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
-    """Make a log of a queue, or change what one keeps: ``retention_ms``, ``retention_bytes``,
-    ``reader_expiry_ms``. What is not given stays, or is the default.
+    """Turn a queue into a log, or change the settings of a log.
 
-    A consumer that runs is fenced, because it would take batches off the log. Returns the index,
-    and whether the queue was none before. Drained for a partition that was sealed.
+    This fences a running consumer, because it would take batches off the log.
+
+    Args:
+        queue: The queue.
+        **given: New values of ``retention_ms``, ``retention_bytes`` and ``reader_expiry_ms``.
+            Settings that are not given stay, or get the default.
+
+    Returns:
+        The index, and whether the queue became a log by this call.
+
+    Raises:
+        InvalidInput: A retention is 0, or the expiry is less than 10 minutes.
+        Drained: The partition was sealed.
     """
     if 0 in (given.get("retention_ms"), given.get("retention_bytes")):
         raise InvalidInput(
@@ -65,38 +80,38 @@ def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
     index = found.read()
     folders = (parts_folder(config), readers_folder(config))
     if index is None and any(store.list(each, limit=1).objects for each in folders):
-        # Made anew, it would not name the segments that there are (failure F45).
+        # A new index would not name the existing segments (failure F45).
         index = found.need(marked=True)
     manifest = queue.reader().find()
     if manifest is not None and manifest.sealed:
         raise Drained(config.manifest_path)
-    # It fences the consumer that runs (failure F42).
+    # This fences a running consumer (failure F42).
     return enable_readers(store, config, claim, runtime, **given), index is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderStatus:
-    """A reader at one moment. ``lag`` in batches; ages in seconds."""
+    """A reader at one moment. ``lag`` is in batches; ages are in seconds."""
 
     partition: str
     name: str
-    next_sequence: int  # everything before it is acknowledged
+    next_sequence: int  # all earlier ones are acknowledged
     lag: int
-    lag_bytes: int | None = None  # None where the sizes are not known
-    oldest_unread_seconds: float | None  # None where nothing waits for it
+    lag_bytes: int | None = None  # None if the sizes are not known
+    oldest_unread_seconds: float | None  # None if nothing waits for it
     runs: bool  # whether a consumer seems to run with this name
     program: str
     host: str
     process: int
     epoch: int
-    moved_ms: int  # when its position was written last, since the Unix epoch
-    expires_seconds: float  # from then on it holds nothing, unless it moves
+    moved_ms: int  # time of its last position write, since the Unix epoch
+    expires_seconds: float  # after this time it holds nothing, unless it moves
     expires_soon: bool
-    position_missing: bool = False  # then it holds everything from the floor on
+    position_missing: bool = False  # if so, it holds everything from the floor on
 
     @property
     def who(self) -> str:
-        """The consumer with this name that runs or was the last to run, in words."""
+        """The consumer that runs with this name, or the last one that did, in words."""
         if self.position_missing:
             return "unknown, its position is missing"
         if not self.program:
@@ -111,8 +126,15 @@ def readers_of(
     name: str | None = None,
     unreadable: Callable[[CorruptData], None] | None = None,
 ) -> list[ReaderStatus]:
-    """All readers of a log, by name, or only the one of a ``name``; one small read for each.
-    ``unreadable`` as for :func:`.read_positions`."""
+    """Return the readers of a log, with one small read for each.
+
+    Args:
+        queue: The queue.
+        view: The view of the log.
+        name: Return only the reader of this name. Default: all readers.
+        unreadable: Called with the error for a position that cannot be read; see
+            :func:`.read_positions`.
+    """
     index, now_ms = view.index, queue.runtime.now_ms()
     if name is not None:
         index = replace(index, readers=tuple(each for each in index.readers if each == name))
@@ -140,7 +162,11 @@ def readers_of(
 
 
 def reader_of(queue: Target, view: LogView, name: str) -> ReaderStatus:
-    """One reader; ``InvalidInput`` with the known ones where there is none of this name."""
+    """Return one reader.
+
+    Raises:
+        InvalidInput: The log has no reader of this name. The error lists the known ones.
+    """
     for each in readers_of(queue, view, name):
         return each
     raise unknown_reader(name, view.index)
@@ -148,20 +174,32 @@ def reader_of(queue: Target, view: LogView, name: str) -> ReaderStatus:
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """What a reset would do. ``before`` is None for a new reader."""
+    """The effect that a reset would have. ``before`` is None for a new reader."""
 
     partition: str
     reader: str
     before: int | None
     after: int
     again: int  # batches that are read again
-    passed: int  # batches that are passed by
-    runs: str  # the consumer that is fenced, in words; empty where none seems to run
+    passed: int  # batches that are skipped
+    runs: str  # the consumer that is fenced, in words; empty if none seems to run
 
 
 def plan_reset(queue: Target, name: str, where: Start | int) -> tuple[ResetPlan, LogView]:
-    """Where a reader would be set: to a place, or by a number of batches; changes nothing. A name
-    without a reader is a new one, but for a number: there is nothing that it would count from."""
+    """Return where a reader would be set, without changing anything.
+
+    Args:
+        queue: The queue.
+        name: The reader. With a place, a name without a reader is a new reader.
+        where: A place, or a number of batches to move by. A number needs an existing reader,
+            because it counts from that reader's position.
+
+    Returns:
+        The plan, and the view of the log that it was made with.
+
+    Raises:
+        InvalidInput: The queue is not a log, or does not have the place or the reader.
+    """
     view = view_of(queue)
     before, runs = None, ""
     if name in view.index.readers or isinstance(where, int):
@@ -180,13 +218,16 @@ def plan_reset(queue: Target, name: str, where: Start | int) -> tuple[ResetPlan,
 
 
 def apply_reset(queue: Target, plan: ResetPlan, view: LogView, where: Start | int) -> ResetPlan:
-    """Set the reader as planned, and return what was done.
+    """Set the reader as planned.
 
     The oldest batch may be deleted between the plan and the write. A reset to the oldest batch is
     then planned again, up to five times.
 
+    Returns:
+        The plan that was carried out.
+
     Raises:
-        DataLoss: The place is not kept any more.
+        DataLoss: The log no longer keeps the place.
     """
     planned = plan
     for _ in range(_MOST_PLANS - 1):
@@ -204,14 +245,14 @@ def apply_reset(queue: Target, plan: ResetPlan, view: LogView, where: Start | in
 
 
 def missing_readers(known: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """The partitions of a topic that lack a reader which other partitions have.
+    """Find the partitions of a topic that lack a reader which other partitions have.
 
     Args:
         known: The readers of each active partition that is a log, by the partition's name.
 
     Returns:
-        The partitions that lack it by the name of the reader. A reader that no partition has any
-        more has expired everywhere, and is not missing.
+        For each such reader, the partitions without it. A reader that no partition has any more has
+        expired everywhere, and is not missing.
     """
     everyone = sorted({name for readers in known.values() for name in readers})
     found = {
@@ -222,8 +263,12 @@ def missing_readers(known: Mapping[str, Collection[str]]) -> dict[str, list[str]
 
 
 def missing_notes(known: Mapping[str, Collection[str]], words: str) -> list[str]:
-    """A sentence for each reader that some partitions lack (failure F47); ``words`` are the topic
-    as commands take it. See :func:`missing_readers`."""
+    """Return a sentence for each reader that some partitions lack (failure F47).
+
+    Args:
+        known: See :func:`missing_readers`.
+        words: The arguments by which commands name the topic.
+    """
     return [
         f"reader {name!r} is missing from {', '.join(partitions)}: batches there can be deleted "
         f"before it reads them. Register it with 'opendata-buffer readers enable {words}'."
@@ -232,17 +277,22 @@ def missing_notes(known: Mapping[str, Collection[str]], words: str) -> list[str]
 
 
 def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str]:
-    """Delete a reader of a queue, of one partition, or of a whole topic; it then holds nothing.
+    """Delete a reader of a queue, of one partition, or of a whole topic. It then holds nothing.
 
-    The topic's description forgets the reader first. Where the command is killed after that, the
-    partitions that still have the reader show it, and the command can be repeated. An expansion at
-    the same time may give the reader to the new partitions, so all are looked at again.
+    The topic's description forgets the reader first. If the command is killed after that, some
+    partitions still show the reader, and the command can be repeated. An expansion at the same time
+    may give the reader to the new partitions, so all partitions are checked again at the end.
+
+    Args:
+        target: The queue, the partition or the topic.
+        name: The reader.
+        force: Delete the reader even if it seems to run.
 
     Returns:
         The data prefixes of the queues that had the reader.
 
     Raises:
-        InvalidInput: No queue has the reader; or it runs, and ``force`` is off.
+        InvalidInput: No queue has the reader; or it seems to run, and ``force`` is off.
     """
     views = _views(target)
     held = _with_reader(views, name)
@@ -263,14 +313,14 @@ def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str
             target.topic.forget_reader(name)
         for queue, view in held:
             unregister(queue.store, view.log, name)
-            queue.store.delete_many([claims_key(queue.prefix, name)])  # of its workers
+            queue.store.delete_many([claims_key(queue.prefix, name)])  # claims of its workers
             deleted.append(queue.prefix)
         held = [] if target.topic is None else _with_reader(_views(target), name)
     return deleted
 
 
 def _views(target: Target) -> list[tuple[Target, LogView]]:
-    """What the log keeps, or each partition of a topic that was ever used."""
+    """Return the view of the log, or of each partition that was ever used."""
     queues = existing(target)
     return [*zip(queues, in_parallel(target.runtime, view_of, queues), strict=True)]
 
@@ -282,7 +332,11 @@ def _with_reader(
 
 
 def existing(target: Target) -> list[Target]:
-    """The queue, or each partition of a topic that was ever used; ``InvalidInput`` without any."""
+    """Return the queue, or each partition of a topic that was ever used.
+
+    Raises:
+        InvalidInput: No partition was ever used.
+    """
     found = [target] if target.topic is None else target.written()
     if not found:
         raise InvalidInput(f"no partition of the topic at {target.store.url} was ever written")

@@ -1,7 +1,7 @@
 """Rebuild a manifest that was lost, damaged or restored, from the batch objects in the store.
 
-A record is delivered twice rather than lost (``core/decisions/0011``): what the old manifest still
-has is kept, and every batch that was not surely read is enqueued behind it.
+A record is delivered twice rather than lost (``core/decisions/0011``). The entries that the old
+manifest still has are kept. Every other batch that may not have been read is enqueued after them.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ from opendata_buffer.stores.base import Listing, exists, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
-"""The marker lags behind the lost manifest: no saved position may point into the new entries."""
+"""How far a rebuilt manifest is ahead of the marker, in sequences and in epochs. The marker lags
+behind the lost manifest, and no saved position may point into the new entries."""
 KEEP_ALL_MS = 100 * 365 * 24 * 60 * 60 * 1000
 """The retention of a log whose index was lost: 100 years."""
 CHANGES_AHEAD = 1_000
-"""A rebuilt index counts this many changes more than any that was seen: its marker may lag."""
+"""How many changes a rebuilt index counts beyond the highest known number: its marker may lag."""
 
 
 @dataclass(frozen=True)
 class RebuildPlan:
-    """What is wrong with a manifest, and the one to put in its place."""
+    """The fault of a manifest, and the manifest to put in its place."""
 
-    fault: str | None  # None when the manifest is sound
-    manifest: Manifest  # to be written
-    found: tuple[str, ...] = ()  # batches that no entry named, in the order they are enqueued
+    fault: str | None  # None if the manifest is sound
+    manifest: Manifest  # the manifest to write
+    found: tuple[str, ...] = ()  # batches that no entry named, in the order of enqueueing
     missing: tuple[str, ...] = ()  # locations of old entries whose object is gone
 
 
@@ -71,10 +72,16 @@ def plan_rebuild(
     config: QueueConfig,
     grace_ms: int = DEFAULT_GRACE_PERIOD_MS,
 ) -> RebuildPlan:
-    """Compare a manifest's bytes with the objects below the data prefix; pure.
+    """Compare a manifest's bytes with the objects below the data prefix. No I/O.
 
-    ``raw`` is None where there is no manifest. ``seen`` is what the owner marker remembers,
-    ``grace_ms`` the queue's grace period. Segments of a log name the locations ``in_segments``.
+    Args:
+        raw: The manifest's bytes; None if there is no manifest.
+        listing: The objects below the data prefix.
+        seen: The highest position and epoch that the owner marker remembers.
+        segments_end: The end of the segments of a log; 0 for a queue.
+        in_segments: The locations that the segments of a log name.
+        config: The queue.
+        grace_ms: The queue's grace period, in milliseconds.
     """
     fault, entries, reached = _examine(raw, seen)
     if fault is None:
@@ -106,12 +113,13 @@ def plan_rebuild(
 def read_before_ms(
     listing: Listing, seen: Watermark | None, data_path_prefix: str, grace_ms: int
 ) -> int:
-    """The time before which batch names were surely read, milliseconds; 0 when none was.
+    """Return a time in milliseconds: batches with older names were surely read. 0 if not known.
 
     A producer does not enqueue a batch that is older than half of the grace period. So a batch
-    whose name is that much older than a read batch's object was before that one in the queue. The
-    name of the read batch alone proves nothing: the Spark sink and acknowledgements make names
-    ahead of time, the sink by hours, so the object's time of storage counts, too.
+    whose name is that much older than the object of a read batch was before that one in the queue.
+    The name of the read batch alone proves nothing, because the Spark sink and acknowledgements
+    make names ahead of time, the sink by hours. So the time at which the object was stored counts
+    too.
     """
     if seen is None or not seen.acked_location:
         return 0
@@ -128,7 +136,7 @@ def read_before_ms(
 def _examine(
     raw: bytes | None, seen: Watermark | None
 ) -> tuple[str | None, Sequence[BatchDescriptor], Watermark]:
-    """What is wrong, the entries that can be read, and the highest known position and epoch."""
+    """Return the fault, the entries that can be read, and the highest known position and epoch."""
     reached = seen if seen is not None else Watermark(0, 0)
     if raw is None:
         return "it is gone", (), reached
@@ -151,11 +159,11 @@ def _examine(
 def _unread(
     entries: Sequence[BatchDescriptor], seen: Watermark | None, read_ms: int, prefix: str
 ) -> list[BatchDescriptor]:
-    """The old manifest's entries without those that were surely read.
+    """Return the old manifest's entries without those that were surely read.
 
-    The marker's acknowledged sequence counts only where the manifest has the marker's entry at that
-    sequence. A client that knows no marker recreates a lost manifest, and counts unread batches
-    from 0 again.
+    The marker's acknowledged sequence counts only if the manifest has the marker's entry at that
+    sequence. A client that does not know the marker creates a lost manifest again, and counts
+    unread batches from 0 again.
     """
     acked = -1 if seen is None or seen.acked is None else seen.acked
     shared = seen is not None and any(
@@ -171,10 +179,10 @@ def _unread(
 
 
 def _finished_producers(kept: Sequence[NewEntry], prefix: str) -> set[bytes]:
-    """Producers whose final acknowledgement is kept.
+    """Return the producers whose final acknowledgement is kept.
 
-    Their earlier messages must not be enqueued behind it: a reader forgets the producer there, and
-    would wait for another acknowledgement for ever.
+    Their earlier messages must not be enqueued after it. A reader forgets the producer there, and
+    would wait forever for another acknowledgement.
     """
     messages = (_message(parse_location(each.location, prefix)) for each in kept)
     return {each.producer for each in messages if each and each.flags == ACK_TXN | FINAL}
@@ -185,11 +193,11 @@ def _message(parsed: BatchLocation | None) -> MessageId | None:
 
 
 class _Found(NamedTuple):
-    """A batch that no entry names, by the parts of its name."""
+    """A batch that no entry names, split into the parts of its name."""
 
     ulid: str
     location: str
-    txn: Transaction | None  # that keeps batches together; None of a message, ordered alone
+    txn: Transaction | None  # keeps batches together; None for a message, which is ordered alone
     message: MessageId | None
 
     @property
@@ -200,7 +208,7 @@ class _Found(NamedTuple):
 def _unnamed(
     listing: Listing, named: frozenset[str], read_ms: int, prefix: str
 ) -> Iterator[_Found]:
-    """Batches that no entry names, without those that were surely read."""
+    """Yield the batches that no entry names, without those that were surely read."""
     nested = tuple(
         info.key.removesuffix(OWNER_NAME)
         for info in listing.objects
@@ -224,7 +232,7 @@ def _ordered(found: Iterable[_Found]) -> list[_Found]:
     groups: dict[object, list[_Found]] = {}
     for each in _within_positions(by_name, lambda each: each.producer, _by_clock):
         groups.setdefault(each.txn or each.location, []).append(each)
-    # In insertion order, which is by each group's first ULID.
+    # Groups are in insertion order, which is the order of each group's first ULID.
     ordered = _within_positions(
         list(groups.values()),
         lambda group: group[0].txn and group[0].txn.app,
@@ -251,9 +259,9 @@ def _within_positions(
 def _by_clock(own: Sequence[_Found]) -> list[_Found]:
     """Sort one producer's messages by its clock.
 
-    Names may be made ahead of time, and a message behind a later one would pass for a duplicate.
-    Acknowledgements stay where their names are, because a roll-back has an earlier clock; the final
-    one goes last, so that no message behind it stays undecided.
+    Names may be made ahead of time, and a message after a later one would look like a duplicate.
+    Acknowledgements stay where their names are, because a roll-back has an earlier clock. The final
+    one goes last, so that no message after it stays undecided.
     """
     messages = [(each.message, each) for each in own if each.message is not None]
     final = [each for message, each in messages if message.flags & FINAL]
@@ -269,7 +277,7 @@ def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
     """Return where the segments of a log end, and the locations that they name.
 
     Raises:
-        CorruptData: A segment cannot be read. Its batches would be queued again.
+        CorruptData: A segment cannot be read. Without it, its batches would be queued again.
     """
     log = Log(queue.store, queue.config, queue.runtime)
     locations: set[str] = set()
@@ -277,16 +285,16 @@ def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
     try:
         index = log.need(marked=True)
     except errors.CorruptData:
-        pass  # The index is old, damaged or gone as well. Trust the stored segments instead.
+        pass  # The index is old, damaged or gone too. Trust the stored segments instead.
     else:
-        # Also the segments before the floor, because their batches may still be there.
+        # Include segments before the floor, because their batches may still exist.
         for _, segment in log.segments(replace(index, floor=0)):
             if isinstance(segment, errors.CorruptData):
                 raise segment
             locations.update(segment.locations())
         end = index.end
-    # A mover that was killed has stored a segment that no index names. The repair of the index,
-    # which follows, names it.
+    # A killed mover may have stored a segment that no index names. The repair of the index, which
+    # comes next, adds it.
     for _, last, key in log.stored_between(end, LARGEST):
         stored = Manifest.parse(read_bytes(queue.store, key, MAX_SEGMENT_BYTES))
         locations.update(stored.locations())
@@ -297,13 +305,14 @@ def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
 def rebuild_index(queue: Target) -> str | None:
     """Rebuild the index of a log from its segments and from the positions of its readers.
 
-    Reads all segments (failures F45, F46), and claims the manifest, which fences its consumer. The
-    settings are those of the index that is there, if it can be read: an old copy. Otherwise
-    everything is kept until ``readers enable --retention``. The floor is at the first batch that is
-    there, but not before the old floor, unless the index has lost segments that are stored.
+    This reads all segments (failures F45, F46). It claims the manifest, which fences the consumer.
+    If the existing index can be read, which means that it is an old copy, its settings are kept.
+    Otherwise everything is kept until ``readers enable --retention``. The floor is at the first
+    batch that still exists, but not before the old floor, unless the index has lost segments that
+    are stored.
 
     Returns:
-        The key of the copy of the index that was there; None when there was none.
+        The key of the copy of the old index; None if there was no index.
 
     Raises:
         CorruptManifest: A segment that is needed cannot be read. No index was written.
@@ -363,7 +372,7 @@ def rebuild_index(queue: Target) -> str | None:
 
 
 def _index_in(raw: bytes | None, queue_id: str) -> LogIndex | None:
-    """The index of a queue in these bytes; None where they have none."""
+    """Return the index of a queue in these bytes; None if they do not contain it."""
     try:
         found = None if raw is None else LogIndex.from_json(raw)
     except errors.CorruptData:
@@ -372,11 +381,11 @@ def _index_in(raw: bytes | None, queue_id: str) -> LogIndex | None:
 
 
 def _reads(log: Log, name: str, floor: int) -> bool:
-    """Whether a position is of a reader of this queue; one that cannot be read holds the floor.
+    """Return whether a position belongs to a reader of this queue that the index may name.
 
-    A reader that needs batches before the floor has expired, or its batches are gone. If the index
-    named it, it would start at the floor without an error (failure F44). Left out, it gets
-    ``DataLoss`` when it starts.
+    A position that cannot be read counts, so that it holds the floor. A reader that needs batches
+    before the floor has expired, or its batches are gone. If the index named it, it would start at
+    the floor without an error (failure F44). Left out, it gets ``DataLoss`` when it starts.
     """
     try:
         found = position_object(log, name).read()
@@ -388,15 +397,18 @@ def _reads(log: Log, name: str, floor: int) -> bool:
 
 
 def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, RebuildPlan]:
-    """The manifest's bytes, None where it is gone, and the plan by what is in the store.
+    """Read the manifest and plan a rebuild from the objects in the store.
 
-    A log may keep millions of objects: they are listed only where its manifest has a fault.
+    A log may keep millions of objects, so they are listed only if its manifest has a fault.
+
+    Returns:
+        The manifest's bytes, None if it is gone; and the plan.
     """
     store, config = queue.store, queue.config
     is_log = claim is not None and claim.is_log
     seen, grace_ms = (claim.watermark, claim.grace_ms) if claim else (None, DEFAULT_GRACE_PERIOD_MS)
     prefix = f"{queue.prefix}/"
-    # Before the manifest: a batch that is enqueued between the two is named by it.
+    # List before reading the manifest. The manifest then names any batch enqueued in between.
     listing = Listing((), 0, False) if is_log else store.list(prefix)
     raw = read_raw(store, config.manifest_path)
     segments = 0, frozenset[str]()
@@ -406,9 +418,12 @@ def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, Rebu
 
 
 def check_accounted(queue: Target) -> None:
-    """Raise PrefixConflict where another manifest names batches in the data prefix (failure F51).
+    """Check that no other manifest names batches in the data prefix (failure F51).
 
-    A manifest that is made from the objects there would queue those batches a second time.
+    A manifest that is built from the objects there would queue those batches a second time.
+
+    Raises:
+        PrefixConflict: Another manifest names batches in the data prefix.
     """
     other = OtherManifests(queue.store, queue.config).naming()
     if other is not None:
@@ -416,13 +431,19 @@ def check_accounted(queue: Target) -> None:
 
 
 def rebuild(queue: Target) -> str | None:
-    """Replace a manifest that is gone, damaged or restored by a sound one.
+    """Replace a manifest that is gone, damaged or restored with a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
-    be enqueued twice. Returns where the old manifest's bytes were saved; None when nothing was.
-    InvalidInput without a queue, PrefixConflict where another manifest names batches in the prefix;
-    Conflict where the manifest was written meanwhile; TransientStorageError where the outcome is
-    not known: call it again.
+    be enqueued twice.
+
+    Returns:
+        The key of the copy of the old manifest; None if nothing was saved.
+
+    Raises:
+        InvalidInput: The queue does not exist.
+        PrefixConflict: Another manifest names batches in the prefix.
+        Conflict: The manifest was written meanwhile.
+        TransientStorageError: The outcome is not known. Call it again.
     """
     store, config, runtime = queue.store, queue.config, queue.runtime
     claim = queue.owner()

@@ -1,4 +1,4 @@
-"""The content of a queue or a topic, its consumer, and the state of its broker and workers.
+"""Read the content of a queue or topic, its consumer, and the state of its broker and workers.
 
 Everything here reads manifests and the small objects next to them, and changes nothing.
 """
@@ -41,39 +41,39 @@ T = TypeVar("T")
 
 _MESSAGE = b"/message="
 
-SHOWN = 20  # reports of skipped batches that are read; the others are counted
-SAMPLED = 20  # batches whose records a status counts, with a small request each
+SHOWN = 20  # reports of skipped batches to read; more are only counted
+SAMPLED = 20  # batches whose records a status counts, with one small request each
 
 LISTED = 20_000
-"""Objects that a status lists, 1,000 with each request: all of 200,000 would take ten seconds."""
+"""Most objects that a status lists, 1,000 per request. Listing 200,000 would take ten seconds."""
 
-LISTED_OF_LOG = 2_000  # as :data:`LISTED`, of a log, which may keep millions
+LISTED_OF_LOG = 2_000  # like :data:`LISTED`, for a log, which may keep millions of objects
 
 CHECKED_SEGMENTS = 16
-"""Segments that a status reads: those that the readers which are furthest behind need next."""
+"""Most segments that a status reads: the next ones of the readers that are furthest back."""
 
-STATS_S = 1.0  # seconds that a broker may take to answer; one that runs answers sooner
+STATS_S = 1.0  # seconds to wait for a broker's answer; a running broker answers sooner
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerStatus:
     """The broker that the queue's discovery record names.
 
-    Counters are those of its term, and None where it gave no answer.
+    Counters are those of its term. They are None if it did not answer.
     """
 
     term: int
     id: str
-    address: str  # where clients find it; empty when it has stopped and none has followed
-    seen_ms: int  # when it last renewed the record, by its clock, since the Unix epoch
-    alive: bool | None = None  # whether it answered; None when it was not asked
+    address: str  # where clients reach it; empty if it has stopped without a successor
+    seen_ms: int  # last renewal of the record, by its clock, since the Unix epoch
+    alive: bool | None = None  # whether it answered; None if it was not asked
     reason: str = ""  # why it gave no answer
     clients: int | None = None  # connections, including the one that asked
     waiting: int | None = None  # entries that wait for the next write
     commits: int | None = None  # manifest writes that were applied
     appended: int | None = None  # entries appended by them
     conflicts: int | None = None  # writes that lost a race against a writer without the broker
-    pauses: int | None = None  # for writers that append without it, such as Spark's sink
+    pauses: int | None = None  # pauses for writers that append without it, such as Spark's sink
     serving_seconds: float | None = None
     group_size: float | None = None  # entries per write
     commit_rate: float | None = None  # writes per second
@@ -81,11 +81,11 @@ class BrokerStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsStatus:
-    """Which batches workers hold."""
+    """The batches that workers hold."""
 
-    frontier: int  # sequence of the first batch that is not done
+    frontier: int  # sequence of the first unfinished batch
     held: int
-    done: int  # batches that are done and wait for an older one
+    done: int  # finished batches that wait for an older one
     oldest_held: int | None  # sequence of the oldest held batch
     oldest_worker: str | None  # the worker that holds it
     oldest_deliveries: int | None  # how often it was delivered
@@ -94,7 +94,12 @@ class ClaimsStatus:
 def ask_broker(
     announced: DiscoveryRecord, connect: Callable[[DiscoveryRecord], Connection] | None
 ) -> BrokerStatus:
-    """The statistics of the announced broker, within two seconds; ``connect`` None asks none."""
+    """Ask the announced broker for its statistics, for up to two seconds.
+
+    Args:
+        announced: The broker's discovery record.
+        connect: Opens a connection to the broker; None to ask no broker.
+    """
     known = BrokerStatus(
         term=announced.term, id=announced.id, address=announced.address, seen_ms=announced.seen_ms
     )
@@ -121,8 +126,11 @@ def ask_broker(
 
 
 def read_claims(queue: Target) -> ClaimsStatus | None:
-    """The claims of workers; None where the queue never had one. Raises CorruptData for an object
-    that cannot be read, with the command that replaces it."""
+    """Return the claims of workers; None if the queue never had any.
+
+    Raises:
+        CorruptData: The object cannot be read. The error contains the command that replaces it.
+    """
     kind = claims_kind(queue.hint)
     key = claims_key(queue.prefix)
     try:
@@ -142,15 +150,15 @@ def read_claims(queue: Target) -> ClaimsStatus | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LogStatus:
-    """What a log keeps, and who reads it; sequences and batches."""
+    """The content and the readers of a log. Fields are sequences or counts of batches."""
 
     floor: int  # the first sequence that is kept
-    first: int  # the first one from there on that is not gone
-    end: int  # what the next batch gets
+    first: int  # the first one from the floor on whose batch still exists
+    end: int  # sequence of the next batch
     kept: int
-    in_segments: int  # of these
-    missing: int = 0  # batches whose objects are gone, where a status had a reason to look
-    first_readable: int | None = None  # the first sequence after those
+    in_segments: int  # how many of them are in segments
+    missing: int = 0  # batches whose objects are gone, if the status had a reason to look
+    first_readable: int | None = None  # the first sequence after them
     retention_ms: int | None
     retention_bytes: int | None
     reader_expiry_ms: int
@@ -161,40 +169,41 @@ class LogStatus:
 class Status:
     """A queue at one moment.
 
-    Ages are the time since a batch was produced, by its producer's clock and ours. ``notes`` are
-    what an operator should check: a marker that makes producers and consumers fail, a transaction
-    that is undecided for long, a damaged object next to the manifest.
+    An age is the time since a batch was produced, by its producer's clock and ours. ``notes`` list
+    problems that an operator should check: a marker that makes producers and consumers fail, a
+    transaction that is undecided for long, a damaged object next to the manifest.
     """
 
     store: str
     manifest: str
     data_path_prefix: str
-    queue_length: int  # batches that wait for the consumer; of a log those that it keeps
-    oldest_sequence: int | None  # None when the queue is empty, as for the next three
+    queue_length: int  # batches that wait for the consumer; for a log, batches that it keeps
+    oldest_sequence: int | None  # None if the queue is empty, like the next three
     newest_sequence: int | None
     oldest_age_seconds: float | None
     newest_age_seconds: float | None
     next_sequence: int
     epoch: int  # how often a consumer claimed the queue
-    grace_period_ms: int | None = None  # of the garbage collector; None without an owner marker
-    records: int | None = None  # that wait; None where no batch could be asked
-    records_exact: bool = False  # False: estimated from 20 batches, or from those that have a count
-    bytes_queued: int  # sizes of the waiting objects, as stored
+    grace_period_ms: int | None = None  # of the collector, in ms; None without an owner marker
+    records: int | None = None  # waiting records; None if no batch could be read
+    records_exact: bool = False  # False: estimated from 20 batches, or from readable ones
+    bytes_queued: int  # stored size of the waiting objects
     manifest_bytes: int
     missing: int  # waiting batches whose object is gone; fsck lists them
-    orphans: int  # batch objects that no entry names: consumed, or being uploaded right now; of a
-    # log those that are older than all that it keeps
+    # Orphans are batch objects that no entry names: consumed, or being uploaded right now. For a
+    # log only those count that are older than everything that the log keeps.
+    orphans: int
     orphan_bytes: int
-    listed_all: bool = True  # False: sizes, orphans and missing are of the first 20,000 objects
-    log: LogStatus | None = None  # None of a queue that is no log
-    consumer: ConsumerInfo | None = None  # of this epoch or, if it left no record, an earlier one
+    listed_all: bool = True  # False: only the first 20,000 objects were checked
+    log: LogStatus | None = None  # None if the queue is not a log
+    consumer: ConsumerInfo | None = None  # of this epoch; if it left no record, an earlier one
     broker: BrokerStatus | None = None
     claims: ClaimsStatus | None = None
     undecided: int = 0  # transactions that are neither committed nor aborted
     oldest_undecided_seconds: float | None = None
-    transactions: tuple[OpenTransaction, ...] = ()  # these
-    quarantined: int = 0  # batches that were skipped or trimmed, and kept
-    quarantine: tuple[Mapping[str, Any], ...] = ()  # reports of the last SHOWN of them
+    transactions: tuple[OpenTransaction, ...] = ()  # the undecided ones
+    quarantined: int = 0  # copies of skipped or trimmed batches
+    quarantine: tuple[Mapping[str, Any], ...] = ()  # reports of the newest SHOWN of them
     notes: tuple[str, ...] = ()
     refused: str = ""  # why producers and consumers fail: the marker, or a damaged manifest
 
@@ -202,8 +211,14 @@ class Status:
 def read_status(
     reader: ReadOnlyReader, connect: Callable[[DiscoveryRecord], Connection] | None = None
 ) -> Status:
-    """Read the manifest, list the data prefix up to ``LISTED``, and ask the broker; see
-    :func:`ask_broker`. What it costs does not rise with the length of the queue."""
+    """Read the manifest, list up to :data:`LISTED` objects, and ask the broker.
+
+    The cost does not grow with the length of the queue.
+
+    Args:
+        reader: The queue.
+        connect: Opens a connection to the broker; see :func:`ask_broker`.
+    """
     store, config, runtime = reader.store, reader.config, reader.runtime
     queue, notes = Target(store, config, runtime), list[str]()
 
@@ -211,19 +226,19 @@ def read_status(
         try:
             return read()
         except (errors.CorruptData, errors.PermanentStorageError) as error:
-            # A damaged object next to the manifest, or one that this user may not read, hides no
-            # queue.
+            # The status still shows a queue if an object next to the manifest is damaged, or if
+            # this user may not read it.
             notes.append(str(error))
             return None
 
-    # Before the manifest: the consumer's record must not be the newer one.
+    # Read it before the manifest, so that the consumer's record is not the newer one.
     consumer = noted(lambda: read_consumer_info(store, config, runtime))
     claim = _claim_of(queue)
     before = reader.manifest()
     most = LISTED_OF_LOG if isinstance(claim, QueueClaim) and claim.is_log else LISTED
     listing = store.list(f"{queue.prefix}/", limit=most)
-    # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
-    # orphan, and one dequeued and collected meanwhile is not missing.
+    # Read the manifest again (an unchanged one is not transferred). A batch that was enqueued while
+    # the listing ran is not an orphan, and one that was dequeued and collected is not missing.
     after, view, refused, grace_ms = _see(queue, claim, reader.manifest())
     missing = None if view is None else _missing_of(view, consumer, after)
     if view is not None and missing is not None:
@@ -251,7 +266,7 @@ def read_status(
         if damage:
             notes.append(damage)
             refused = refused or damage
-    else:  # Of a log, each reader has records of its own that wait.
+    else:  # in a log, each reader has its own number of waiting records
         records = _records(store, runtime, {queue.prefix: after}, sizes)
     transactions = open_among(queue, {queue.prefix: after})
     notes += _stale(transactions, store.url, config)
@@ -305,7 +320,7 @@ def _unaccounted(
     batches = Batches.among(old, queue.prefix, more=listing.truncated)
     other = OtherManifests(queue.store, queue.config).naming()
     if log is not None and other is None:
-        return None  # Segments name what the manifest does not.
+        return None  # segments name the other batches
     held = hold_reason(queue.config, manifest, batches, other)
     return held and f"the garbage collector deletes nothing: {held}"
 
@@ -319,14 +334,14 @@ def summarise(
     now_ms: int,
     log: LogView | None = None,
 ) -> Status:
-    """The status by a listing and the manifests read before and after it; pure.
+    """Return the status by a listing and the manifests read before and after it. No I/O.
 
-    Of a ``log`` that does not name a batch in the manifest, it is an orphan by the time of its
-    name, as for the collector.
+    In a ``log`` most batches are not in the manifest. Such a batch is an orphan if the time in its
+    name is before everything that the log keeps; the collector uses the same rule.
     """
     sizes = Counter({found.key: found.size for found in listing.objects})
-    # Only two entries are parsed whole: metadata can be most of a manifest. Sets, because a queue
-    # may have a million entries.
+    # Parse only two entries whole, because metadata can be most of a manifest. Use sets, because a
+    # queue may have a million entries.
     view = after if log is None else log
     oldest, newest = None, None
     if view.entry_count:
@@ -337,7 +352,7 @@ def summarise(
     unnamed = sizes.keys() - locations - (known if log is None else set())
     orphaned = [key for key in unnamed if parse_location(key, config.data_path_prefix) is not None]
     if log is not None:
-        # By the parts that the index names itself: a page is not read for this.
+        # Use the parts that the index itself names, so that no page of the index is read for this.
         times = (part.named_ms for part in log.index.parts() if part.end > log.index.floor)
         oldest_ms = Queued.of_log(log.index, after, min(times, default=None)).oldest_ms
         orphaned = [each for each in orphaned if oldest_ms is None or name_ms(each) < oldest_ms]
@@ -371,10 +386,19 @@ def summarise(
 def _records(
     store: Store, runtime: Runtime, manifests: Mapping[str, Manifest], sizes: Mapping[str, int]
 ) -> dict[str, Any]:
-    """How many records wait, by the footers of up to ``SAMPLED`` batches: two fields of a status.
+    """Count the waiting records by the footers of up to :data:`SAMPLED` batches.
 
-    Where more batches wait, these are spread evenly over them, and the others count as their mean.
-    ``manifests`` are by data prefix. An object without a known size takes one more request.
+    If more batches wait, the sample is spread evenly over them, and the others count as its mean.
+    An object of unknown size needs one more request.
+
+    Args:
+        store: The store.
+        runtime: Threads.
+        manifests: The manifests, by data prefix.
+        sizes: Known sizes of objects in bytes, by key.
+
+    Returns:
+        Two fields of a status; empty if no batch could be read.
     """
     waiting = [(each, location) for each in manifests for location in manifests[each].locations()]
     total, count = len(waiting), min(len(waiting), SAMPLED)
@@ -383,7 +407,7 @@ def _records(
     def ask(batch: tuple[str, str]) -> int | None:
         prefix, location = batch
         if not is_confined(location, prefix):
-            return None  # Nothing outside is read (failure F23).
+            return None  # read nothing outside the prefix (failure F23)
         try:
             size = sizes.get(location)
             if size is None:
@@ -391,7 +415,7 @@ def _records(
             got = store.get(location, byte_range=(max(0, size - FOOTER_SIZE), size))
             return parse_footer(got.data).record_count if isinstance(got, Blob) else None
         except (errors.OpenDataBufferError, ValueError):
-            return None  # Who reads it says what is wrong with it.
+            return None  # a consumer reports the fault when it reads the batch
 
     found = [each for each in in_parallel(runtime, ask, chosen) if each is not None]
     if not found and total:
@@ -401,8 +425,10 @@ def _records(
 
 
 def _claim_of(queue: Target) -> QueueClaim | errors.CorruptData | errors.PrefixConflict | None:
-    """The owner marker, or why it refuses everybody. Read before the manifest: a marker that was
-    read later may be ahead of it."""
+    """Return the owner marker, or the error with which it refuses every client.
+
+    Read it before the manifest. A marker that was read later may be ahead of the manifest.
+    """
     try:
         return queue.owner()
     except (errors.CorruptData, errors.PrefixConflict) as error:
@@ -412,9 +438,13 @@ def _claim_of(queue: Target) -> QueueClaim | errors.CorruptData | errors.PrefixC
 def _see(
     queue: Target, found: QueueClaim | Exception | None, manifest: Manifest | None
 ) -> tuple[Manifest, LogView | None, str, int | None]:
-    """A queue as it was read: its manifest, empty where it was never written; what a log keeps
-    behind it, None also where readers fail; why producers, consumers or readers fail although the
-    manifest can be read; and the grace period, None without an owner marker."""
+    """Describe a queue by its owner marker and its manifest.
+
+    Returns:
+        The manifest, empty if the queue was never written; the view of a log, None for a queue or
+        if readers fail; why producers, consumers or readers fail although the manifest can be read;
+        and the grace period in milliseconds, None without an owner marker.
+    """
     claim, refused = (found, "") if isinstance(found, QueueClaim) else (None, str(found or ""))
     if manifest is not None:
         try:
@@ -455,21 +485,24 @@ def _log_status(
 
 
 def _missing_of(view: LogView, consumer: ConsumerInfo | None, manifest: Manifest) -> Missing | None:
-    """The batches of a log that are gone, by a search of the objects. It is only made where a
-    consumer that knows no log seems to have been there, whose collector deletes them."""
+    """Search a log for batches whose objects are gone.
+
+    The search is only made if a consumer that does not know logs seems to have run, because the
+    collector of such a consumer deletes objects.
+    """
     known = consumer is not None and consumer.epoch == manifest.epoch
     if (known and not view.lost) or manifest.sealed:
         return None
     try:
         return find_missing(view, view.first_sequence)
     except (errors.CorruptData, errors.StorageError):
-        return None  # What cannot be read is a finding of its own.
+        return None  # another note reports parts that cannot be read
 
 
 def _gone(
     view: LogView, readers: Sequence[ReaderStatus], missing: Missing | None
 ) -> tuple[str, bool]:
-    """What an operator does about batches that are gone, and whether a reader is stuck there."""
+    """Return advice about batches that are gone, and whether a reader is stuck there."""
     if missing is None:
         return "", False
     stuck = [each for each in readers if each.next_sequence < missing.end]
@@ -485,7 +518,7 @@ def _gone(
 
 
 def _with_bytes(reader: ReaderStatus, view: LogView, sizes: Mapping[str, int]) -> ReaderStatus:
-    """With the bytes that wait for it, where the manifest names them all."""
+    """Return the status with the bytes that wait, if the manifest names all of their batches."""
     behind = max(reader.next_sequence, view.first_sequence) - view.manifest.first_sequence
     if behind < 0:
         return reader
@@ -494,7 +527,7 @@ def _with_bytes(reader: ReaderStatus, view: LogView, sizes: Mapping[str, int]) -
 
 
 def _first_damage(view: LogView, readers: Sequence[ReaderStatus]) -> str:
-    """Why the readers that are furthest behind fail; reads the segment that each needs next."""
+    """Return why the readers that are furthest back fail; read the next segment of each."""
     begins = {max(each.next_sequence, view.first_sequence) for each in readers}
     for begin in sorted({view.first_sequence, *begins})[:CHECKED_SEGMENTS]:
         try:
@@ -505,7 +538,7 @@ def _first_damage(view: LogView, readers: Sequence[ReaderStatus]) -> str:
 
 
 def _log_notes(view: LogView, readers: Sequence[ReaderStatus]) -> Iterator[str]:
-    """What an operator should know of a log (failure F42)."""
+    """Yield the notes about a log (failure F42)."""
     for each in readers:
         if each.expires_soon:
             yield (
@@ -527,8 +560,12 @@ def _log_notes(view: LogView, readers: Sequence[ReaderStatus]) -> Iterator[str]:
 
 
 def _missing_positions(readers: Sequence[ReaderStatus], words: str) -> Iterator[str]:
-    """A sentence for each reader whose position is gone; ``words`` are the queue as commands take
-    it."""
+    """Yield a sentence for each reader whose position is gone.
+
+    Args:
+        readers: The readers.
+        words: The arguments by which commands name the queue.
+    """
     for reader in readers:
         if reader.position_missing:
             yield (
@@ -541,7 +578,7 @@ def _missing_positions(readers: Sequence[ReaderStatus], words: str) -> Iterator[
 
 
 def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) -> tuple[str, ...]:
-    """A warning about the first transaction that is open for too long (failure F40)."""
+    """Return a warning about the first transaction that is open for too long (failure F40)."""
     for each in undecided:
         age_s = each.age_seconds or 0.0
         if age_s >= STALE_AFTER_S:
@@ -557,18 +594,18 @@ def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) 
 
 
 def _epoch(manifest: Manifest) -> int:
-    return 0 if manifest.sealed else manifest.epoch  # A seal is an epoch above all others.
+    return 0 if manifest.sealed else manifest.epoch  # a seal is an epoch above all others
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStatus:
-    """One partition at one moment; its fields are as those of :class:`Status`."""
+    """One partition at one moment. Its fields have the meaning of those of :class:`Status`."""
 
     name: str
     state: str
     queue_length: int
     oldest_age_seconds: float | None
-    next_sequence: int  # 0 for one that was never written
+    next_sequence: int  # 0 if it was never written
     epoch: int
     manifest_bytes: int
     grace_period_ms: int | None = None
@@ -581,7 +618,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class TopicStatus:
-    """A topic at one moment, its partitions in the order of their numbers."""
+    """A topic at one moment, with its partitions in the order of their numbers."""
 
     store: str
     id: str
@@ -592,7 +629,7 @@ class TopicStatus:
     oldest_age_seconds: float | None
     undecided: int
     quarantined: int
-    transactions: tuple[OpenTransaction, ...]  # a part for each partition that has batches of it
+    transactions: tuple[OpenTransaction, ...]  # one part per transaction and partition
     notes: tuple[str, ...]
 
 
@@ -600,7 +637,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
     """Read the description, then all manifests and records of consumers in parallel."""
     description, runtime = topic.read(), target.runtime
     notes = list[str]()
-    known = dict[str, Sequence[str]]()  # the readers of active partitions
+    known = dict[str, Sequence[str]]()  # the readers of each active partition
 
     def read(partition: Partition) -> tuple[PartitionStatus, Manifest]:
         queue = target.queue(partition.name)
@@ -660,7 +697,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
 
 
 def running_consumer(queue: Target) -> str:
-    """The consumer that owns a queue and may run, in words; empty where none is known."""
+    """Return the consumer that owns a queue and may run, in words; empty if none is known."""
     with suppress(errors.CorruptData):
         found = read_consumer_info(queue.store, queue.config, queue.runtime)
         manifest = queue.reader().find()
@@ -674,12 +711,15 @@ def running_consumer(queue: Target) -> str:
 
 
 def read_backlog(target: Target) -> tuple[int, float, int, str]:
-    """How many batches wait in a queue or a topic, how many seconds the oldest of them, the bytes
-    of the largest manifest, and why producers and consumers of one queue fail; empty where not.
+    """Measure the backlog of a queue or a topic.
 
-    Reads manifests and owner markers, and nothing else: a probe asks every few seconds. Of a log
-    also the positions of its readers: what waits is what the last of them has not read. Partitions
-    of a topic need not have been written yet.
+    A probe asks every few seconds, so this reads only manifests and owner markers. For a log it
+    also reads the positions of the readers, and the backlog is the part that the last reader has
+    not read. Partitions of a topic may be unwritten.
+
+    Returns:
+        The number of waiting batches, the age of the oldest one in seconds, the size of the largest
+        manifest in bytes, and why producers and consumers of one queue fail (empty if they do not).
     """
 
     def read(queue: Target) -> tuple[int, float, int, str]:

@@ -1,4 +1,4 @@
-"""What an operator works on: one queue, or a topic with all its partitions."""
+"""The target of an operator's command: one queue, or a topic with all its partitions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from opendata_buffer.topic.topic import Topic
 class Target:
     """An opened store, and the queue or the topic in it.
 
-    ``config`` has the settings of the queue or, where ``topic`` is not None, of the topic's root:
-    those of a consumer where batches are to be decoded.
+    ``config`` has the settings of the queue. If ``topic`` is not None, they are those of the
+    topic's root. Commands that decode batches need the settings of a consumer.
     """
 
     store: Store
@@ -36,23 +36,23 @@ class Target:
 
     @property
     def hint(self) -> str:
-        """The queue as commands take it."""
+        """The arguments by which commands name the queue."""
         return queue_hint(self.store.url, self.config)
 
     def queue(self, name: str) -> Target:
-        """One partition of the topic; the queue itself where there is no topic."""
+        """Return one partition of the topic; without a topic, return the queue itself."""
         if self.topic is None:
             return self
         return Target(self.store, self.topic.config_of(name, self.config), self.runtime)
 
     def queues(self) -> list[Target]:
-        """The queue; of a topic its partitions as they are listed now."""
+        """Return the queue, or the partitions of the topic as they are listed now."""
         if self.topic is None:
             return [self]
         return [self.queue(name) for name in self.topic.read().names]
 
     def written(self) -> list[Target]:
-        """As :meth:`queues`, but of a topic only the partitions that were ever used."""
+        """Return the queue, or the partitions of the topic that were ever used."""
 
         def exists(queue: Target) -> bool:
             # A partition that lost its manifest still has its marker, and needs repair.
@@ -65,26 +65,30 @@ class Target:
         return [queue for queue, is_there in zip(queues, found, strict=True) if is_there]
 
     def owner(self) -> QueueClaim | None:
-        """What the owner marker says; None without one. Raises as :func:`.check_owner`."""
+        """Return the owner marker; None if it does not exist. Raises as :func:`.check_owner`."""
         return check_owner(self.store, self.config, runtime=self.runtime)
 
     def is_log(self) -> bool:
-        """Whether the queue has named readers."""
+        """Return whether the queue has named readers."""
         claim = self.owner()
         return claim is not None and claim.is_log
 
     def reader(self, advice: str = "") -> ReadOnlyReader:
-        """Reads the queue, and changes nothing."""
+        """Return a reader of the queue that changes nothing."""
         return ReadOnlyReader(self.config, store=self.store, runtime=self.runtime, advice=advice)
 
     def open_for_repair(self) -> Queue:
-        """The queue, to be written by an operator's command; raises as claim_for_writing does."""
+        """Open the queue for writing by an operator; raises as :func:`.claim_for_writing`."""
         claim = claim_for_writing(self.store, self.config, runtime=self.runtime)
         return Queue(self.store, self.config, runtime=self.runtime, role="operator", claim=claim)
 
 
 def read_raw(store: Store, key: str) -> bytes | None:
-    """A manifest's bytes; None without an object, CorruptData for one larger than a manifest."""
+    """Return a manifest's bytes; None if the object does not exist.
+
+    Raises:
+        CorruptData: The object is larger than a manifest can be.
+    """
     try:
         return read_bytes(store, key, MAX_MANIFEST_BYTES)
     except ObjectNotFound:

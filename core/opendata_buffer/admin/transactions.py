@@ -1,6 +1,6 @@
-"""Open transactions: list them, and end those whose writer is not started again (failure F40).
+"""List open transactions, and end those whose writer is not started again (failure F40).
 
-From the first batch of an open transaction on nothing leaves the queue.
+No batch leaves the queue from the first batch of an open transaction on.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from opendata_buffer.transactions import (
 )
 
 STALE_AFTER_S = 900.0
-"""Age from which ``status`` warns about a transaction, and ``abort`` ends it without ``force``: no
-writer that runs takes so long."""
+"""Age in seconds from which ``status`` warns about a transaction, and ``abort`` ends it without
+``force``. No running writer takes this long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTransaction:
     """The part of a transaction that is in one queue, at one moment.
 
-    It is ``committed`` when it is decided and only lacks its acknowledgement in this queue: the
+    It is ``committed`` if it is decided and only lacks its acknowledgement in this queue. Then the
     app's commit record names it or, without an app, another queue has acknowledged it.
     """
 
     partition: str  # the queue's data prefix
-    producer: str  # its id, 12 hexadecimal digits
+    producer: str  # the producer's id, 12 hexadecimal digits
     app: str | None  # None for a publisher without a name
     batch: int | None  # the app's number of the transaction
-    first_sequence: int  # of its first batch: nothing from there on leaves the queue
-    last_clock: int  # the producer's, at its last batch
+    first_sequence: int  # sequence of its first batch; nothing from there on leaves the queue
+    last_clock: int  # the producer's clock at its last batch
     batches: int
     behind: int  # queued batches from its first one on, of all producers
-    age_seconds: float | None  # since the first was produced; None where its name has no time
+    age_seconds: float | None  # age of the first batch; None if its name has no time
     committed: bool = False
 
 
 def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[OpenTransaction]:
-    """The undecided transactions of one queue, in the order of their first batches; pure."""
+    """Return the undecided transactions of one queue, ordered by first batch. No I/O."""
     if b"/message=" not in manifest.raw:
         return []
     first = manifest.first_sequence
@@ -78,14 +78,18 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
 
 
 def list_open(target: Target) -> list[OpenTransaction]:
-    """All undecided transactions of a topic or a queue, by partition; changes nothing."""
+    """Return all undecided transactions of a topic or a queue, by partition. Change nothing."""
     names = _names(target)
     manifests = in_parallel(target.runtime, lambda name: target.queue(name).reader().find(), names)
     return open_among(target, dict(zip(names, manifests, strict=True)))
 
 
 def _names(target: Target) -> list[str]:
-    """Data prefixes of the queues; ``InvalidInput`` where there is no queue."""
+    """Return the data prefixes of the queues.
+
+    Raises:
+        InvalidInput: The queue does not exist.
+    """
     if target.topic is not None:
         return target.topic.read().names
     target.reader().manifest()
@@ -93,11 +97,17 @@ def _names(target: Target) -> list[str]:
 
 
 def open_among(target: Target, manifests: Mapping[str, Manifest | None]) -> list[OpenTransaction]:
-    """As :func:`list_open`, by manifests that were read; None where a queue was never written."""
+    """Return all undecided transactions of some queues, by manifests that were already read.
+
+    Args:
+        target: The topic or the queue.
+        manifests: The manifests by data prefix; None for a queue that was never written.
+    """
     now_ms, there = target.runtime.now_ms(), [(n, each) for n, each in manifests.items() if each]
     found = [part for name, each in there for part in open_in(each, name, now_ms)]
     acknowledged = set().union(*(_committed_in(each, name) for name, each in there))
-    # After the manifests: a transaction that the record names by then stays committed.
+    # Read the records after the manifests. A transaction that a record names by then stays
+    # committed.
     apps = sorted({each.app for each in found if each.app is not None})
     read_records = in_parallel(target.runtime, lambda app: _record(target, app), apps)
     records = dict(zip(apps, read_records, strict=True))
@@ -107,18 +117,27 @@ def open_among(target: Target, manifests: Mapping[str, Manifest | None]) -> list
 def abort(target: Target, producer: str, *, force: bool = False) -> list[OpenTransaction]:
     """End the transaction of a producer in all partitions, and all others of the same app.
 
-    The commit record decides: a transaction that it names is completed, the others are rolled back.
-    The record is claimed first, so that a writer that still runs fails.
+    The commit record decides: a transaction that it names is completed, and the others are rolled
+    back. The record is claimed first, so that a writer that still runs fails.
 
-    A transaction without an app has no record. It is completed where one of its queues has
+    A transaction without an app has no record. It is completed if one of its queues has
     acknowledged it. Otherwise only its publisher, which keeps the intents, knows whether it is
-    committed: to roll it back takes ``force``, as a transaction does that is younger than
+    committed. Rolling it back then needs ``force``, like a transaction that is younger than
     :data:`STALE_AFTER_S`.
 
-    Returns the parts that were ended: committed ones are delivered now, the others never.
-    InvalidInput where no such transaction is undecided, it is young, or ``target`` is one partition
-    of the topic that it may span; Superseded where its writer was started again at this moment.
-    After another error call it again: what is ended is not ended twice.
+    Args:
+        target: The topic or the queue.
+        producer: The producer's id, 12 hexadecimal digits.
+        force: Also end a transaction that its writer may still commit.
+
+    Returns:
+        The parts that were ended. Committed ones are delivered now, the others never.
+
+    Raises:
+        InvalidInput: No such transaction is undecided, or it is too young, or ``target`` is one
+            partition of the topic that it may span.
+        Superseded: Its writer was started again at this moment.
+        OpenDataBufferError: Call it again. Parts that were ended are not ended twice.
     """
     listed = list_open(target)
     chosen = [each for each in listed if each.producer == producer]
@@ -155,7 +174,7 @@ def abort(target: Target, producer: str, *, force: bool = False) -> list[OpenTra
 
 
 def _refuse_running(producer: str, app: str | None, chosen: list[OpenTransaction]) -> None:
-    """Raises InvalidInput for a transaction that its writer may still commit."""
+    """Raise ``InvalidInput`` for a transaction that its writer may still commit."""
     youngest = min(each.age_seconds or 0.0 for each in chosen)
     if youngest < STALE_AFTER_S:
         raise InvalidInput(
@@ -172,7 +191,7 @@ def _refuse_running(producer: str, app: str | None, chosen: list[OpenTransaction
 
 
 def _committed_in(manifest: Manifest, data_path_prefix: str) -> set[str]:
-    """Producers of which a queue has an acknowledgement that commits."""
+    """Return the producers whose transactions were committed by an acknowledgement in a queue."""
     if b"/message=" not in manifest.raw:
         return set()
     found = set()

@@ -1,7 +1,8 @@
-"""Take batches out of a queue that no consumer reads: skip, restore, trim and collect.
+"""Take batches out of a queue that its consumer does not read: skip, restore, trim and collect.
 
 A batch that is skipped or trimmed is copied to the quarantine first. The write that changes the
-queue also claims its epoch: a consumer that still runs is fenced, and cannot acknowledge past it.
+queue also claims its epoch. This fences a consumer that still runs, so it cannot acknowledge past
+the change.
 """
 
 from __future__ import annotations
@@ -53,9 +54,20 @@ def skip_batch(
 ) -> tuple[QuarantineReport, int]:
     """Copy a queued batch to the quarantine, then put an empty batch in its place.
 
-    All entries keep their sequences (``core/decisions/0010``). ``force`` also skips a batch that
-    can be read. After an error call it again; after InvalidInput nothing was changed. Returns the
-    batch's report, and the epoch that the queue was claimed with.
+    All entries keep their sequences (``core/decisions/0010``). After an error call it again. After
+    ``InvalidInput`` nothing was changed.
+
+    Args:
+        queue: The queue.
+        sequence: The batch's sequence.
+        force: Also skip a batch that can be read.
+
+    Returns:
+        The batch's report, and the epoch that the queue was claimed with.
+
+    Raises:
+        InvalidInput: The queue is a log, does not have the sequence, or the batch can be read and
+            ``force`` is off.
     """
     if queue.is_log():
         why = "an entry of a log never changes. Stop each reader that fails, and have it continue"
@@ -82,8 +94,8 @@ def skip_batch(
     opened = queue.open_for_repair()
     report = _copy(queue, entry, fault or "skipped on request although it can be read")
     # The empty batch keeps the transaction and the message in its name. Without the transaction,
-    # readers would take the entries behind it for a repeat of the same one and drop them. Without
-    # an acknowledgement, what it decides would stay undecided.
+    # readers would take the entries after it for a repeat of the same one and drop them. Without an
+    # acknowledgement, the transaction that it decides would stay undecided.
     parsed = parse_location(entry.location, config.data_path_prefix)
     txn, message = (parsed.txn, parsed.message) if parsed else (None, None)
     location = batch_key(config.data_path_prefix, runtime.ulid(), txn, message)
@@ -95,7 +107,7 @@ def skip_batch(
 
 
 def _refuse_log(queue: Target, why: str) -> None:
-    """Raise InvalidInput where the queue is a log; ``why`` also says what to do."""
+    """Raise ``InvalidInput`` if the queue is a log. ``why`` also says how to continue."""
     if queue.is_log():
         raise InvalidInput(
             f"the queue with manifest {queue.config.manifest_path!r} is a log with named readers: "
@@ -104,8 +116,10 @@ def _refuse_log(queue: Target, why: str) -> None:
 
 
 def _passing_commands(queue: Target, sequence: int) -> str:
-    """Return the commands, in quotes, by which the readers that have not passed a sequence of a log
-    continue after it; in words where there is none."""
+    """Return the commands, in quotes, that move each reader of a log past a sequence.
+
+    Readers that have already passed it get no command. If all have, return a sentence instead.
+    """
     log = Log(queue.store, queue.config, queue.runtime)
     positions = read_positions(log, log.need(), unreadable=lambda _: None)
     commands = [
@@ -117,7 +131,11 @@ def _passing_commands(queue: Target, sequence: int) -> str:
 
 
 def _view(queue: Target) -> Manifest | LogView:
-    """The queue as it is now, of a log all that it keeps; ``InvalidInput`` where there is none."""
+    """Return the queue as it is now; for a log, everything that it keeps.
+
+    Raises:
+        InvalidInput: The queue does not exist.
+    """
     reader = queue.reader()
     reader.manifest()
     return reader.view()
@@ -136,11 +154,20 @@ def _range_of(manifest: Manifest | LogView) -> str:
 def restore_batch(queue: Target, name: str) -> QuarantineReport:
     """Produce the batch of a report again, at the end of the queue. Idempotent.
 
-    Returns the report with ``restored_sequence``; copy and report stay. The restored batch has no
-    transaction or message in its name: readers passed that identity by, and would drop a repeat.
-    InvalidInput where there is no such report or no copy, the copy cannot be read, or the batch is
-    still queued; CommitStateUnknown where an earlier call may have restored it, and a consumer has
-    read since.
+    The copy and the report stay. The restored batch has no transaction or message in its name.
+    Readers have passed that identity, and would drop the batch as a repeat.
+
+    Args:
+        queue: The queue.
+        name: The id of the report.
+
+    Returns:
+        The report, with ``restored_sequence``.
+
+    Raises:
+        InvalidInput: The report or the copy does not exist, the copy cannot be read, or the batch
+            is still queued.
+        CommitStateUnknown: An earlier call may have restored it, and a consumer has read on since.
     """
     store, prefix = queue.store, queue.prefix
     manifest = _view(queue)
@@ -157,7 +184,8 @@ def restore_batch(queue: Target, name: str) -> QuarantineReport:
     data = _readable_copy(queue, report)
     opened = queue.open_for_repair()
     if report.restored_location is None:
-        # Written before the append, so that the next call finds out whether this one appended.
+        # Write the report before the append, so that the next call can find out whether this one
+        # appended.
         location = batch_key(prefix, queue.runtime.ulid())
         after = manifest.next_sequence
         report = replace(report, restored_location=location, restored_after=after)
@@ -183,10 +211,11 @@ def restore_batch(queue: Target, name: str) -> QuarantineReport:
 
 
 def check_unqueued(queue: Target, location: str) -> str:
-    """What :func:`restore_object` would do, as a sentence to ask with; changes nothing.
+    """Return the effect of :func:`restore_object` as a sentence for a question. Change nothing.
 
-    Raises InvalidInput for an object that is no batch of this queue, is queued, is not there,
-    cannot be read, or is so young that its producer may still enqueue it.
+    Raises:
+        InvalidInput: The object is not a batch of this queue, is queued, does not exist, cannot be
+            read, or is so young that its producer may still enqueue it.
     """
     prefix, runtime = queue.prefix, queue.runtime
     parsed = parse_location(location, prefix)
@@ -219,7 +248,7 @@ def check_unqueued(queue: Target, location: str) -> str:
 
 
 def restore_object(queue: Target, location: str) -> QuarantineReport:
-    """As :func:`restore_batch`, of an object that :func:`check_unqueued` accepts."""
+    """Enqueue an object that :func:`check_unqueued` accepts; see :func:`restore_batch`."""
     reports = list_quarantine(queue.store, queue.prefix, queue.runtime)
     known = [each for each in reports if each.location == location]
     if not known:
@@ -229,13 +258,19 @@ def restore_object(queue: Target, location: str) -> QuarantineReport:
 
 
 def _find(queue: Manifest | LogView, location: str, since: int) -> int | None:
-    """The sequence of a location; of a log all segments from ``since`` on are read."""
+    """Return the sequence of a location; None if no entry names it.
+
+    For a log all segments from sequence ``since`` on are read.
+    """
     return queue.find(location, since) if isinstance(queue, LogView) else queue.find(location)
 
 
 def _refuse_queued(report: QuarantineReport, manifest: Manifest | LogView) -> None:
-    """A command that was killed between its copy and its write has dropped nothing."""
-    # A query or worker reports a batch it skipped before that batch leaves the queue.
+    """Raise ``InvalidInput`` if the batch of a report is still queued.
+
+    This happens when a command was killed between its copy and its write, so it dropped nothing.
+    """
+    # A query or worker that skips a batch writes the report before the batch leaves the queue.
     if report.query or not manifest.first_sequence <= report.sequence < manifest.next_sequence:
         return
     (entry,) = manifest.entries(report.sequence, 1)
@@ -250,7 +285,7 @@ def _refuse_queued(report: QuarantineReport, manifest: Manifest | LogView) -> No
 def _readable_copy(queue: Target, report: QuarantineReport) -> bytes:
     try:
         if report.copied_bytes is None and is_confined(report.location, queue.prefix):
-            # Its object was gone, and may have been brought back since.
+            # Its object was gone, and may have been restored since.
             data = read_bytes(queue.store, report.location, MAX_OBJECT_BYTES)
         else:
             data = read_copy(queue.store, queue.prefix, report)
@@ -275,24 +310,28 @@ _MOST_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where to begin in a queue: a word, a sequence or a time.
+    """A place to begin at in a queue: a word, a sequence or a time.
 
-    ``earliest`` is the oldest queued batch and ``latest`` the end. A time is the first batch with
-    a record of then or later, as in the Spark source's ``startingTimestamp``.
+    ``earliest`` is the oldest queued batch and ``latest`` the end. A time is the first batch with a
+    record of that time or later, as in the Spark source's ``startingTimestamp``.
     """
 
-    text: str  # as it was given
+    text: str  # as the caller gave it
     sequence: int | None = None
     since_ms: int | None = None  # since the Unix epoch
 
     @property
     def is_earliest(self) -> bool:
-        """Whether it is the oldest batch."""
+        """Whether this is the oldest batch."""
         return self.text == EARLIEST
 
     @classmethod
     def parse(cls, text: str) -> Start:
-        """Read ``earliest``, ``latest``, a sequence, or a time in ISO 8601, UTC without a zone."""
+        """Parse ``earliest``, ``latest``, a sequence, or an ISO 8601 time (UTC without a zone).
+
+        Raises:
+            InvalidInput: The text has none of these forms.
+        """
         if text in (EARLIEST, LATEST):
             return cls(text)
         if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
@@ -309,9 +348,15 @@ class Start:
         return cls(text, since_ms=round(at.timestamp() * 1000))
 
     def sequence_in(self, manifest: Manifest | LogView, config: QueueConfig, url: str) -> int:
-        """The sequence it means in a queue of the store ``url``; the next one is the end.
+        """Return the sequence of this place in a queue. For the end it is the next sequence.
 
-        Raises InvalidInput for a sequence that has left the queue, or that it has not reached.
+        Args:
+            manifest: The manifest, or the view of the log.
+            config: The queue.
+            url: The URL of its store.
+
+        Raises:
+            InvalidInput: The sequence has left the queue, or is past its end.
         """
         if self.since_ms is not None:
             return manifest.since(self.since_ms)
@@ -333,22 +378,25 @@ class Start:
         )
 
 
-CONCURRENCY = 8  # copies at once; each goes through this process's memory
+CONCURRENCY = 8  # copies at once; each passes through this process's memory
 
 
 class TrimPlan(NamedTuple):
-    """What a trim would do."""
+    """The effect that a trim would have."""
 
-    target: int  # where the queue shall begin
+    target: int  # new first sequence of the queue
     dropped: Sequence[BatchDescriptor]
 
 
 def plan_trim(queue: Target, start: Start) -> TrimPlan:
-    """The entries that lie before ``start``; changes nothing.
+    """Return the entries that lie before ``start``, without changing anything.
 
-    Of a committed transaction on both sides of ``start`` the batches behind it stay, as in Kafka.
-    Raises InvalidInput where there is no queue, it does not have that sequence, or an undecided
-    transaction begins before it.
+    If a committed transaction lies on both sides of ``start``, its batches after ``start`` stay, as
+    in Kafka.
+
+    Raises:
+        InvalidInput: The queue does not exist, is a log, or does not have that sequence; or an
+            undecided transaction begins before it.
     """
     hint = queue.hint
     _refuse_log(
@@ -372,11 +420,18 @@ def plan_trim(queue: Target, start: Start) -> TrimPlan:
 
 
 def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> tuple[int, int, list[str]]:
-    """Copy what a plan drops, then drop it and claim the queue. Idempotent.
+    """Copy the entries that a plan drops, then drop them and claim the queue. Idempotent.
 
-    Returns where the queue begins now, the epoch of the claim, and the ids of the copies. Entries
-    that were appended since the plan stay. Without a ``copy`` nothing restores a batch once the
-    collector has deleted it. After an error nothing was dropped.
+    Entries that were appended since the plan stay. After an error nothing was dropped.
+
+    Args:
+        queue: The queue.
+        plan: The plan.
+        copy: Copy the batches to the quarantine. Without it, a batch is lost once the collector has
+            deleted its object.
+
+    Returns:
+        The new first sequence of the queue, the epoch of the claim, and the ids of the copies.
     """
     opened = queue.open_for_repair()
     why = f"trimmed up to {plan.target}, not for a fault of its own"
@@ -385,7 +440,7 @@ def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> tuple[int
         return _copy(queue, entry, why).id
 
     copies = in_parallel(queue.runtime, save, plan.dropped if copy else (), most=CONCURRENCY)
-    # A consumer may have read past the target meanwhile: then nothing is left to drop.
+    # A consumer may have dequeued past the target meanwhile. Then nothing is left to drop.
     last = plan.target - 1 if plan.target else None
     after = opened.claim_epoch(last, allow_data_loss=True)
     write_consumer_info(queue.store, queue.config, queue.runtime, after.epoch, program=TRIM)
@@ -394,10 +449,14 @@ def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> tuple[int
 
 
 def collect(target: Target, *, dry_run: bool = False) -> GcReport:
-    """One cycle of the garbage collector in a queue, or in each partition of a topic.
+    """Run one cycle of the garbage collector in a queue, or in each partition of a topic.
 
-    A partition that has left its topic has no consumer whose collector would run. When nothing of
-    it is left to collect, it is removed from the topic's description. ``dry_run`` writes nothing.
+    A partition that has left its topic has no consumer whose collector would run. When it has
+    nothing left to collect, it is removed from the topic's description.
+
+    Args:
+        target: The queue or the topic.
+        dry_run: Only report; write and delete nothing.
     """
 
     def run(queue: Target) -> GcReport:
@@ -406,7 +465,8 @@ def collect(target: Target, *, dry_run: bool = False) -> GcReport:
 
     topic = target.topic
     if topic is None:
-        # The collector would claim the prefix, also for a mistyped manifest.
+        # Check that the queue exists. The collector would claim the prefix even for a mistyped
+        # manifest.
         target.reader().manifest()
         return run(target)
     description = topic.read()
@@ -414,7 +474,7 @@ def collect(target: Target, *, dry_run: bool = False) -> GcReport:
     for name in (*description.names, *description.left):
         queue = target.queue(name)
         if queue.reader().find() is None:
-            continue  # It was never written: a partition that leaves gets a manifest when sealed.
+            continue  # never written; a leaving partition gets a manifest when it is sealed
         found = run(queue)
         report += found
         something_left = found.plan.waiting or found.plan.held or found.failed or found.abandoned
