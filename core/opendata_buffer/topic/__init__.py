@@ -1,1 +1,1 @@
-"""Topics: many queues as one stream. Each partition is an ordinary queue."""
+"""Topics: several queues as one stream. Each partition of a topic is an ordinary queue."""

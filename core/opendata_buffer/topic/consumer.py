@@ -1,4 +1,4 @@
-"""Reads a topic: several partitions in one process, each of them owned like a queue."""
+"""Read a topic: several partitions in one process, each of them owned like a queue."""
 
 from __future__ import annotations
 
@@ -39,8 +39,16 @@ T = TypeVar("T")
 def round_robin(
     waiting: Mapping[str, Sequence[T]], after: str | None, limit: int
 ) -> list[tuple[str, T]]:
-    """At most ``limit`` items with their partitions: the first of each, from the partition behind
-    ``after`` on, then the second of each, and so on."""
+    """Return waiting items in turn: the first of each partition, then the second, and so on.
+
+    Args:
+        waiting: The items of each partition, in order.
+        after: The partition that was served last; the one after it comes first.
+        limit: Most items.
+
+    Returns:
+        The items, each with its partition.
+    """
     names = list(waiting)
     begin = names.index(after) + 1 if after is not None and after in waiting else 0
     rows = zip_longest(
@@ -60,7 +68,7 @@ class PartitionConsumer(EntryConsumer):
     """The consumer of one partition."""
 
     def close(self) -> None:
-        """Write acknowledgements out and end; a sealed partition has none."""
+        """Write acknowledgements and end; a sealed partition has none to write."""
         with suppress(errors.Drained):
             super().close()
 
@@ -77,30 +85,31 @@ class TopicConsumer(BatchLoop):
                     save(batch.partition, str(batch.position))
                 batch.ack()
 
-    Batches of a partition are delivered in order, and partitions round robin. Transactions are
-    delivered when they are committed, each batch once. Without ``partitions`` it reads all,
-    follows added partitions, and removes drained ones from the topic. With ``config.reader`` it is
-    that reader of each partition, which is a log. Not thread-safe.
+    Batches of a partition are delivered in order, and partitions round robin. The batches of a
+    transaction are delivered when it is committed, each of them once. Without ``partitions`` the
+    consumer reads all partitions, follows added ones, and removes drained ones from the topic. With
+    ``config.reader`` it is that reader of each partition, which is a log. Not thread-safe.
 
-    ``store``, ``runtime`` and ``open_pause`` are for tests, and for programs that are parts of
-    this one.
+    ``store``, ``runtime`` and ``open_pause`` are for tests, and for programs that are parts of this
+    one.
 
     Args:
         config: The topic's URL, or settings of each partition's consumer.
-        positions: By partition, the :meth:`position_of` the last batch that is processed, or its
-            text; or :attr:`.Publisher.positions`. Without one a partition is read from its
+        positions: By partition, the :meth:`position_of` the last batch that was processed, or its
+            text; or :attr:`.Publisher.positions`. A partition without a position is read from its
             oldest queued batch.
-        partitions: Read these and no others, so that several processes share a topic: names or
-            numbers.
-        isolation: ``read_uncommitted`` delivers undecided and repeated batches, too.
-        allow_data_loss: Go on behind lost entries, with a warning; else raise ``DataLoss``.
+        partitions: Names or numbers of the only partitions to read, so that several processes can
+            share a topic.
+        isolation: ``read_uncommitted`` also delivers undecided and repeated batches.
+        allow_data_loss: Go on after lost entries, with a warning; otherwise raise ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         program: Name of the program, shown by ``opendata-buffer status``.
         **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: There is no topic, or it has no such partition; or a text is no position.
-        QueueReset: A position is of another queue, or beyond the end.
+        InvalidInput: The topic does not exist, or lacks a given partition; or a text is not a
+            position.
+        QueueReset: A position belongs to another queue, or is past the end.
         OpenDataBufferError: A partition could not be taken over, as :class:`.Consumer`.
     """
 
@@ -122,7 +131,8 @@ class TopicConsumer(BatchLoop):
     ) -> None:
         super().__init__()
         config = ConsumerConfig.of(config, settings)
-        # The topic exists, and a partition that was never written is no wrong path.
+        # The topic exists, so a missing queue is a partition that was never written, and not a
+        # wrong path.
         self._config = replace(config, create_if_missing=True)
         self._runtime = runtime or SystemRuntime()
         self._lock = self._runtime.condition()
@@ -142,11 +152,11 @@ class TopicConsumer(BatchLoop):
         self._positions = {name: Position.of(each) for name, each in (positions or {}).items()}
         self._cached = CachedTopic(topic, self._runtime, refresh_s)
         self._topic = Topic.open(config, store=topic.store, runtime=self._runtime)
-        """Removes drained partitions; the cached one is used by another thread."""
+        """Removes drained partitions. Another thread uses the cached topic."""
         self._readers: dict[str, PartitionConsumer] = {}
         self._drain_at = 0.0
         self._sealed: set[str] = set()
-        """Sealed partitions that are not removed from the topic yet."""
+        """Sealed partitions that are not yet removed from the topic."""
         self._pace = AdaptiveConcurrency(topic.store)
         self._fetched: Generator[ConsumedBatch | ArrowBatch] | None = None
         """The batches that are fetched ahead, in the order of delivery."""
@@ -162,9 +172,9 @@ class TopicConsumer(BatchLoop):
             raise
 
     def _default_pause(self) -> OpenPause | None:
-        """Return what makes a broker pause if the caller names nothing.
+        """Return the function that makes a broker pause if the caller names none.
 
-        Here: nothing, no broker is asked. The public class overrides it; see
+        Here it is None, so no broker is asked. The public class overrides it; see
         :mod:`opendata_buffer.assembly`.
         """
         return None
@@ -176,27 +186,30 @@ class TopicConsumer(BatchLoop):
 
     @property
     def positions(self) -> dict[str, Position]:
-        """By partition, the position behind all acknowledged batches, for the next consumer."""
+        """By partition, the position after all acknowledged batches, for the next consumer."""
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
     @checked
     def position_of(self, batch: DeliveredBatch) -> Position:
-        """The position to save with a delivered batch: behind it and all before it."""
+        """Return the position to save with a delivered batch: the one after it."""
         return self._reader(batch.partition).position_of(batch.sequence)
 
     @checked
     def ack(self, batch: DeliveredBatch | Written) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
 
-        Every ``config.ack_interval`` entries the partition's manifest is written; what an open
-        transaction needs stays in it. Only the batch's partition and sequence are used.
+        The partition's manifest is written every ``config.ack_interval`` entries. Batches that an
+        open transaction needs stay in it.
+
+        Args:
+            batch: The batch. Only its partition and sequence are used.
 
         Raises:
-            InvalidInput: Another one is next. Nothing changed.
+            InvalidInput: Another batch is next. Nothing changed.
             Fenced: Another consumer owns the partition.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was due to be
-                written and was not; the next acknowledgement tries again.
+            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was due to be written
+                and was not; the next acknowledgement tries again.
             Closed: The consumer was closed, or interrupted in a call before.
         """
         self._check_open()
@@ -205,10 +218,14 @@ class TopicConsumer(BatchLoop):
 
     @checked
     def skip(self, partition: str | int, sequence: int) -> None:
-        """Skip a batch that cannot be delivered, for ever (failure F25); it is logged.
+        """Skip a batch that cannot be delivered, for ever (failure F25), and log it.
+
+        Args:
+            partition: Name or number of the partition.
+            sequence: The batch.
 
         Raises:
-            InvalidInput: It is not one that waits for delivery or acknowledgement.
+            InvalidInput: The batch does not wait for delivery or acknowledgement.
             Fenced, DataLoss, QueueReset, CorruptManifest, StorageError: As :meth:`.Consumer.skip`.
             Closed: The consumer was closed, or interrupted in a call before.
         """
@@ -218,10 +235,11 @@ class TopicConsumer(BatchLoop):
         self._uninterrupted(lambda: reader.skip(sequence))
 
     def flush(self) -> None:
-        """Dequeue everything that is acknowledged, in all partitions at once.
+        """Dequeue all acknowledged batches, in all partitions at once.
 
         Raises:
-            OpenDataBufferError: Of the first partition that was not written; the others were.
+            OpenDataBufferError: The error of the first partition that was not written; the others
+                were.
             Closed: The consumer was closed, or interrupted in a call before.
         """
         self._check_open()
@@ -229,7 +247,11 @@ class TopicConsumer(BatchLoop):
         self._uninterrupted(lambda: in_parallel(self._runtime, EntryConsumer.flush, readers))
 
     def close(self) -> None:
-        """:meth:`flush`, and end. May be repeated; closed also when it raises."""
+        """Dequeue all acknowledged batches, and end. May be repeated.
+
+        Raises:
+            OpenDataBufferError: A partition was not written. The consumer is closed anyway.
+        """
         if self._closed:
             return
         with self._lock:
@@ -238,8 +260,11 @@ class TopicConsumer(BatchLoop):
         self._close_all()
 
     def _next_now(self, *, arrow: bool) -> Any:
-        """The next batch in one of its forms, or None when nothing is ready. The error of a
-        partition is raised behind the batches of the others, after each poll."""
+        """Return the next batch in one of its forms, or None when none is ready.
+
+        After each poll, the batches of healthy partitions are returned first, and then the error of
+        a partition is raised.
+        """
         self._check_open()
         if arrow is not self._as_arrow:
             self._drop_prefetched()
@@ -281,19 +306,19 @@ class TopicConsumer(BatchLoop):
         ).results()
         with closing(fetched):
             for name, _ in batches:
-                self._last = name  # also after an error, so that the other partitions come first
+                self._last = name  # set first: after an error the other partitions are next
                 found = next(fetched)
                 self._readers[name].ready.popleft()
                 yield replace(found, _owner=self)
 
     def _drop_prefetched(self) -> None:
-        """End the fetching. What was not delivered is still ready, and is fetched again."""
+        """Stop fetching. Batches that were not delivered are still ready, and are fetched again."""
         fetched, self._fetched = self._fetched, None
         if fetched is not None:
             fetched.close()
 
     def _poll(self) -> bool:
-        """Poll all partitions at once; whether there was anything new."""
+        """Poll all partitions at once; return whether there was anything new."""
         description = self._cached.get()
         with self._noting_error():
             self._open_missing(description)
@@ -322,7 +347,7 @@ class TopicConsumer(BatchLoop):
 
     @contextmanager
     def _noting_error(self) -> Iterator[None]:
-        """Raise an error of the block after the batches that are ready."""
+        """Keep an error of the block, to raise it after the batches that are ready."""
         try:
             yield
         except errors.OpenDataBufferError as error:
@@ -340,7 +365,7 @@ class TopicConsumer(BatchLoop):
                 config = Topic.config_of(name, self._config)
                 opened[name] = self._open_reader(config, self._position_for(name))
             except errors.DataLoss:
-                # A consumer may have been killed after it emptied the partition to seal it.
+                # An earlier consumer may have emptied the partition to seal it, and been killed.
                 if name not in description.may_leave(now_ms) or not self._topic.seal(name):
                     raise
                 self._sealed.add(name)
@@ -366,8 +391,10 @@ class TopicConsumer(BatchLoop):
                     )
 
     def _register(self, reader: str) -> None:
-        """Make a reader that is new to the topic, or to a partition, one of the whole topic: it
-        then misses nothing in partitions that it does not read yet (failure F47)."""
+        """Register a reader on the topic if it is new to the topic or to a partition.
+
+        It then misses nothing in partitions that it does not read yet (failure F47).
+        """
         known = self._topic.description.readers or {}
         is_new = any(each.newly_registered for each in self._readers.values())
         if is_new or reader not in known:
@@ -388,7 +415,7 @@ class TopicConsumer(BatchLoop):
         if done or not self._sealed.isdisjoint(due):
             for name in (left := self._topic.remove_drained()):
                 self._close_drained(name)
-            if not left:  # Other readers of a log may take long.
+            if not left:  # Other readers of a log may take a long time: try again later.
                 self._drain_at = self._runtime.monotonic() + REFRESH_S
 
     def _close_drained(self, name: str) -> None:
@@ -397,17 +424,17 @@ class TopicConsumer(BatchLoop):
             log.info("partition %s was drained and has left the topic", name)
             reader.close()
 
-    # A publisher calls these on the consumer whose batches its transaction acknowledges.
+    # A publisher calls these methods on the consumer whose batches its transaction acknowledges.
 
     def _source_of(self, batch: DeliveredBatch) -> str:
         """Return the partition's place, under which a transaction keeps the position."""
         return self._reader(batch.partition).source
 
     def _check_next(self, batches: Sequence[Any]) -> None:
-        """Check that these, all of one partition, are the next to be acknowledged, in this order.
+        """Check that these batches of one partition are the next to acknowledge, in this order.
 
         Raises:
-            InvalidInput: Others come first.
+            InvalidInput: Other batches come first.
         """
         self._check_open()
         reader = self._reader(batches[0].partition)
@@ -432,9 +459,11 @@ class TopicConsumer(BatchLoop):
         in_parallel(self._runtime, PartitionConsumer.close, readers.values())
 
     def _uninterrupted(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns. After an interruption (Ctrl-C) the consumer cannot be used: an
-        entry that was taken and not noted would not be delivered, but acknowledged with the next
-        one."""
+        """Call ``work``, and return its result.
+
+        After an interruption (Ctrl-C) the consumer cannot be used any more. An entry that was taken
+        and not noted would not be delivered, but would be acknowledged with the next one.
+        """
         self._interrupted = True
         try:
             result = work()

@@ -1,22 +1,23 @@
-"""The description of a topic: which partitions it has, as one small object at the store's root.
-
-::
+"""Describe which partitions a topic has, in one small object at the store's root::
 
     {"version": 1, "id": "01J5...", "next": 3,
      "partitions": [{"name": "p-00000-04pn", "state": "active"},
                     {"name": "p-00002-0bvb", "state": "draining", "since": 1767225600000}],
      "left": ["p-00001-05mv"], "readers": {"billing": 1767225600000}}
 
-``readers`` is there once the partitions are logs. It names the readers of the topic, and when each
-was registered: a reader that is named here is registered in every active partition (decision 0039).
+``readers`` exists once the partitions are logs. It names the readers of the topic, and when each of
+them was registered. A reader that is named here is registered in every active partition (decision
+0039).
 
 A partition is an ordinary v1 queue, and its name is the queue's data prefix. Its number is never
-used again, so a position in a partition that has left the topic cannot be one in another.
+used again. So a position in a partition that has left the topic cannot be mistaken for one in
+another partition.
 
-Rendezvous hashing gives a key to the partition whose name's hash differs from the key's in the
-highest bits, so the names' hashes divide the keys as a binary tree does. The letters are chosen
-such that the tree is balanced: the hash has three zeros, the bits in which FNV-1a hardly
-distinguishes short keys, and then the ten bits of the partition's **slot**, the lowest bit first::
+**Names.** Rendezvous hashing gives a key to the partition whose name's hash differs from the key's
+hash in the highest bits. So the hashes of the names divide the keys as a binary tree does. The
+letters of a name are chosen so that the tree is balanced. The hash begins with three zeros, because
+FNV-1a hardly distinguishes short keys in these bits. Then come the ten bits of the partition's
+**slot**, the lowest bit first::
 
     slot    0               1               2               3               4
     hash    000 0000000000  000 1000000000  000 0100000000  000 1100000000  000 0010000000
@@ -46,23 +47,25 @@ DESCRIPTION = Sidecar(
 )
 
 DRAIN_S = 60.0
-"""Least seconds that a partition drains, for producers to finish. Safety does not need it."""
+"""Least seconds that a partition drains, so that producers can finish. Safety does not depend on
+it."""
 
 MAX_PARTITIONS = 1_000
-"""Most partitions of a topic: readers read the manifest of each with every trigger."""
+"""Most partitions of a topic. Readers read the manifest of each partition with every trigger."""
 
 MAX_LEFT = 1_000
-"""Most partitions that have left and are listed, because their objects are not deleted yet."""
+"""Most partitions that have left and are listed because their objects are not deleted yet."""
 
 _MOST_NUMBERS = 100_000
 
 _ZEROS = 3
 _BITS = 10
 SLOTS = 1 << _BITS
-"""Slots: more than a topic has partitions, so that there is always a free one."""
+"""Number of slots. A topic has fewer partitions, so a slot is always free."""
 
 _LETTERS = "0123456789bcdfghjkmnpqrstvwxyz"
-"""Letters of names, without vowels, which make words, and l, which looks like a 1."""
+"""Letters of names. Vowels are left out because they make words, and l because it looks like a 1.
+"""
 
 _SHORT = re.compile(r"(?:p-)?(?P<number>[0-9]{1,5})")
 
@@ -71,7 +74,11 @@ PRIME = 0x01000193
 
 
 def fnv1a(data: bytes) -> int:
-    """The 32-bit FNV-1a hash of some bytes."""
+    """Return the 32-bit FNV-1a hash of some bytes.
+
+    Raises:
+        InvalidInput: ``data`` is not bytes.
+    """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise wrong_type("data", data, how_to_get_bytes(data))
     value = OFFSET_BASIS
@@ -81,19 +88,24 @@ def fnv1a(data: bytes) -> int:
 
 
 def is_topic(store: Get) -> bool:
-    """Whether there is a topic at the store's root, by one small read."""
+    """Return whether there is a topic at the store's root, with one small read."""
     return exists(store, TOPIC_KEY)
 
 
 def name_of(number: int, slot: int) -> str:
-    """The name of a new partition, with the first letters that fit."""
-    import numpy as np  # 50 ms, and only a topic that is made or grows needs it
+    """Return the name of a new partition, with the first letters that fit the slot.
+
+    Args:
+        number: Number of the partition.
+        slot: Its slot in the hash tree.
+    """
+    import numpy as np  # The import takes 50 ms, and only making or growing a topic needs it.
 
     shift = np.uint32(32 - _ZEROS - _BITS)
     letters = np.frombuffer(_LETTERS.encode(), np.uint8)
     for first in _LETTERS:
         stem = f"p-{number:05}-{first}"
-        # The hashes of the stem with any three letters behind it, in their order.
+        # The hashes of the stem followed by any three letters, in their order.
         hashes = np.array([fnv1a(stem.encode())], np.uint32)
         for _ in range(3):
             hashes = ((hashes[:, None] ^ letters) * np.uint32(PRIME)).ravel()
@@ -105,7 +117,10 @@ def name_of(number: int, slot: int) -> str:
 
 
 def slot_of(name: str) -> int:
-    """A partition's slot; names without letters have any, and several may have the same."""
+    """Return a partition's slot.
+
+    Names without letters have any slot, and several of them may have the same one.
+    """
     bits = fnv1a(name.encode()) >> (32 - _ZEROS - _BITS)
     return _reversed(bits & (SLOTS - 1))
 
@@ -115,25 +130,29 @@ def _reversed(bits: int) -> int:
 
 
 def number_of(name: str) -> int | None:
-    """The number in a partition's name; None if it is none. Old names have no letters."""
+    """Return the number in a partition's name, which may be an old name without letters.
+
+    Returns:
+        None if this is not the name of a partition.
+    """
     found = PARTITION_NAME.fullmatch(name)
     return int(found["number"]) if found else None
 
 
 def number_meant(given: str) -> int | None:
-    """The number in a name or an abbreviation of one: ``3``, ``p-3``, ``p-00003``."""
+    """Return the number in a name or in an abbreviation of one: ``3``, ``p-3``, ``p-00003``."""
     found = _SHORT.fullmatch(given)
     return int(found["number"]) if found else number_of(given)
 
 
 def is_abbreviated(given: str, name: str) -> bool:
-    """Whether ``3``, ``p-3`` or ``p-00003`` is an abbreviation of this name."""
+    """Return whether ``3``, ``p-3`` or ``p-00003`` is an abbreviation of this name."""
     found = _SHORT.fullmatch(given)
     return found is not None and int(found["number"]) == number_of(name)
 
 
 class State(StrEnum):
-    """Whether a partition is written. One that drains is read, and leaves once it is empty."""
+    """Whether a partition is written. A draining one is still read, and leaves once it is empty."""
 
     ACTIVE = "active"
     DRAINING = "draining"
@@ -158,15 +177,15 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """The partitions of a topic. A value: changes return a new one, or the same without a change.
+    """The partitions of a topic. A value: changes return another one, unless nothing changes.
 
     Attributes:
-        topic_id: A ULID, drawn when the topic was created.
+        topic_id: A ULID that was drawn when the topic was created.
         partitions: In the order of their numbers; partitioners index them in this order.
-        next_number: Of the next partition.
+        next_number: Number of the next partition.
         left: Names of partitions that have left, and whose objects are not deleted yet.
-        readers: When each named reader was registered, milliseconds since the Unix epoch; None
-            where the partitions are queues, or where an earlier release made logs of them.
+        readers: When each named reader was registered, milliseconds since the Unix epoch. None if
+            the partitions are queues, or if an earlier release made logs of them.
         others: Fields of later versions, kept when the object is written again.
     """
 
@@ -180,7 +199,11 @@ class TopicDescription:
     @classmethod
     @checked
     def new(cls, topic_id: str, partitions: int) -> TopicDescription:
-        """A new topic with so many partitions. Raises as :meth:`expanded`."""
+        """Return a new topic with this number of partitions.
+
+        Raises:
+            InvalidInput: The number is out of bounds.
+        """
         return cls(topic_id, (), 0).expanded(partitions)
 
     @property
@@ -199,10 +222,14 @@ class TopicDescription:
         return [each.name for each in self.partitions if each.state is State.DRAINING]
 
     def expanded(self, partitions: int) -> TopicDescription:
-        """The topic with this total of active partitions; a repeated call adds none.
+        """Return the topic with this total of active partitions; a repeated call adds none.
+
+        Args:
+            partitions: 1 to :data:`MAX_PARTITIONS`.
 
         Raises:
-            InvalidInput: Fewer than there are, too many, or all numbers of five digits are used.
+            InvalidInput: The topic has more already, the number is out of bounds, or all numbers of
+                five digits are used.
         """
         use = f"a whole number of at least 1 and at most {MAX_PARTITIONS}"
         if type(partitions) is not int:
@@ -229,7 +256,7 @@ class TopicDescription:
                 f"cannot add {missing} partitions: the topic has given {self.next_number} of "
                 f"{_MOST_NUMBERS} numbers away, and none is given twice. Create another topic."
             )
-        # The slots of draining partitions, and with them their keys, are free.
+        # Draining partitions are not written, so their slots, and with them their keys, are free.
         free = sorted({*range(SLOTS)} - {slot_of(name) for name in self.active})
         numbers = range(self.next_number, last)
         new = [
@@ -239,7 +266,11 @@ class TopicDescription:
 
     @checked
     def drained(self, name: str | int, now_ms: int = 0) -> TopicDescription:
-        """The topic with one partition, by name or number, draining; the same if it has left.
+        """Return the topic with one partition draining; unchanged if the partition has left.
+
+        Args:
+            name: Name or number of the partition.
+            now_ms: The time at which it begins to drain, milliseconds since the Unix epoch.
 
         Raises:
             InvalidInput: The topic never had such a partition, or it is the last active one.
@@ -262,7 +293,7 @@ class TopicDescription:
 
     @checked
     def without(self, names: Iterable[str]) -> TopicDescription:
-        """The topic without those of these partitions that are draining."""
+        """Return the topic without those of these partitions that are draining."""
         wanted = set(names)
         gone = [name for name in self.draining if name in wanted]
         if not gone:
@@ -272,35 +303,52 @@ class TopicDescription:
 
     @checked
     def collected(self, names: Iterable[str]) -> TopicDescription:
-        """The topic, once all objects of these partitions that have left are deleted."""
+        """Return the topic after all objects of these partitions, which have left, were deleted."""
         gone = set(names)
         left = tuple(name for name in self.left if name not in gone)
         return self if left == self.left else replace(self, left=left)
 
     @checked
     def with_readers(self, names: Iterable[str], now_ms: int) -> TopicDescription:
-        """The topic with exactly these readers; those that it has keep their time."""
+        """Return the topic with exactly these readers; known readers keep their time.
+
+        Args:
+            names: The readers.
+            now_ms: The time of new readers, milliseconds since the Unix epoch.
+        """
         known = self.readers or {}
         return replace(self, readers={name: known.get(name, now_ms) for name in sorted(names)})
 
     @checked
     def with_reader(self, name: str, now_ms: int) -> TopicDescription:
-        """The topic with a reader that has just been registered. It differs from this one also
-        where the reader is known, so that a change which is based on this one fails."""
+        """Return the topic with a reader that has just been registered.
+
+        The result differs from this topic even if the reader is known, so that a change that is
+        based on this one fails.
+
+        Args:
+            name: The reader.
+            now_ms: The current time, milliseconds since the Unix epoch.
+        """
         known = self.readers or {}
         times = {**known, name: max(now_ms, known.get(name, 0) + 1)}
         return replace(self, readers=dict(sorted(times.items())))
 
     @checked
     def without_reader(self, name: str) -> TopicDescription:
-        """The topic without a reader; the same where it has none of this name."""
+        """Return the topic without a reader; the same topic if it does not have this reader."""
         if name not in (self.readers or {}):
             return self
         return self.with_readers({*(self.readers or {})} - {name}, 0)
 
     @checked
     def may_leave(self, now_ms: int, after_s: float = DRAIN_S) -> list[str]:
-        """Names of the partitions that have been draining for so long."""
+        """Return the names of the partitions that have been draining for long enough.
+
+        Args:
+            now_ms: The current time, milliseconds since the Unix epoch.
+            after_s: Least seconds that a partition drains.
+        """
         draining = (each for each in self.partitions if each.state is State.DRAINING)
         return [each.name for each in draining if each.since_ms <= now_ms - after_s * 1000]
 
@@ -308,7 +356,7 @@ class TopicDescription:
         """Return the name of a partition, from its name or number.
 
         Raises:
-            InvalidInput: There is no such partition.
+            InvalidInput: The topic has no such partition.
         """
         found = _meant(_text("partition", given), self.names)
         if found is None:
@@ -316,19 +364,19 @@ class TopicDescription:
         return found
 
     def left_name(self, given: str | int) -> str:
-        """Return the name of a listed partition that has left; as given if there is none."""
+        """Return the name of a listed partition that has left; otherwise the argument."""
         text = _text("given", given)
         return _meant(text, self.left) or text
 
     def has_left(self, given: str | int) -> bool:
-        """Whether the topic had a partition of this name or number that has left."""
+        """Return whether the topic had a partition with this name or number that has left."""
         number = number_meant(_text("given", given))
         if number is None or number >= self.next_number:
             return False
         return number not in map(number_of, self.names)
 
     def to_json(self) -> bytes:
-        """The object's bytes."""
+        """Return the object's bytes."""
         partitions = [
             {**each.others, "name": each.name, "state": str(each.state)}
             | ({"since": each.since_ms} if each.since_ms else {})
@@ -344,7 +392,11 @@ class TopicDescription:
     @classmethod
     @checked
     def from_json(cls, raw: bytes) -> TopicDescription:
-        """Read the object's bytes. ``CorruptData`` if they are none, or contradict themselves."""
+        """Return the description in an object's bytes.
+
+        Raises:
+            CorruptData: The bytes are not a description of this version, or contradict themselves.
+        """
         fields = DESCRIPTION.decode(raw)
         topic_id, number = fields.text("id"), fields.number("next")
         partitions = tuple(map(_partition, fields.objects("partitions")))
@@ -362,7 +414,7 @@ class TopicDescription:
         return found
 
     def _contradiction(self) -> str:
-        """Why this cannot be a topic; empty if it can."""
+        """Return why this cannot be a topic; empty if it can."""
         numbers = [number_of(name) or 0 for name in self.names]
         if not self.active:
             return "the topic has no partition that is written"
@@ -377,7 +429,7 @@ class TopicDescription:
 
 
 def _text(argument: str, given: str | int) -> str:
-    """Return the text of a partition's name or number."""
+    """Return the name or number of a partition as text."""
     if isinstance(given, str):
         return given
     if type(given) is int and 0 <= given < _MOST_NUMBERS:

@@ -1,13 +1,14 @@
-"""Which partition of a topic a record goes to, by its key.
+"""Choose the partition of a topic that a record goes to, by its key.
 
 A partitioner takes a column of keys and the names of the partitions, in the order of the topic's
-description, and returns one index into the names for each key. Equal keys get equal indices as
-long as the names do not change, so records of one key keep their order. Any function of the type
+description. It returns one index into the names for each key. Equal keys get equal indices as long
+as the names do not change, so records of one key keep their order. Any function of the type
 :data:`Partitioner` can be used.
 
-When partitions are added, ``modulo`` moves nearly every key, and ``rendezvous`` only those that
-the new partitions take over; the names of a topic's partitions are made such that it spreads keys
-evenly. Both agree, key by key, with Gazette's ``ModuloMapping`` and ``RendezvousMapping``.
+When partitions are added, ``modulo`` moves nearly every key. ``rendezvous`` moves only the keys
+that the new partitions take over. It spreads keys evenly because the names of a topic's partitions
+are chosen for that. Both agree, key by key, with Gazette's ``ModuloMapping`` and
+``RendezvousMapping``.
 """
 
 from __future__ import annotations
@@ -35,25 +36,33 @@ Entries: TypeAlias = (
 )
 
 Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[bytes | str]
-"""A column of binary or string type, or bytes and text; text is hashed as UTF-8."""
+"""A column of binary or string type, or a list of bytes and text. Text is hashed as UTF-8."""
 
 Partitioner: TypeAlias = Callable[[Keys, Sequence[str]], Indices]
-"""Maps keys and the partitions' names to an index into the names for each key."""
+"""A function from keys and the partitions' names to an index into the names for each key."""
 
 _TABLE_BITS = 16
 """A table of 2 ** 16 indices fits into the processor's cache, and takes a millisecond to make."""
 
 _CHUNK = 1 << 14
-"""Keys hashed together: their hashes and one byte of each stay in the processor's cache."""
+"""Keys that are hashed together: their hashes and one byte of each fit into the processor's cache.
+"""
 
 _NONE = np.empty(0, np.int64)
 
 
 def modulo(keys: Keys, partitions: Sequence[str]) -> Indices:
-    """The key's 32-bit FNV-1a hash modulo the number of partitions.
+    """Return, for each key, its 32-bit FNV-1a hash modulo the number of partitions.
+
+    Args:
+        keys: The keys.
+        partitions: Names of the partitions.
+
+    Returns:
+        An index into ``partitions`` for each key.
 
     Raises:
-        InvalidInput: A key is null or no text or bytes, or there are no partitions.
+        InvalidInput: A key is null or neither text nor bytes, or ``partitions`` is empty.
     """
     _check(partitions)
     count = np.uint32(len(partitions))
@@ -62,13 +71,20 @@ def modulo(keys: Keys, partitions: Sequence[str]) -> Indices:
 
 
 def rendezvous(keys: Keys, partitions: Sequence[str]) -> Indices:
-    """The partition with the highest weight for the key (highest random weight hashing).
+    """Return the partition with the highest weight for each key (highest random weight hashing).
 
-    The weight of a partition for a key is the exclusive or of their 32-bit FNV-1a hashes; of
-    equal weights the first in the list wins.
+    The weight of a partition for a key is the exclusive or of their 32-bit FNV-1a hashes. If two
+    weights are equal, the first partition in the list wins.
+
+    Args:
+        keys: The keys.
+        partitions: Names of the partitions.
+
+    Returns:
+        An index into ``partitions`` for each key.
 
     Raises:
-        InvalidInput: A key is null or no text or bytes, or there are no partitions.
+        InvalidInput: A key is null or neither text nor bytes, or ``partitions`` is empty.
     """
     _check(partitions)
     names = tuple(fnv1a(name.encode()) for name in partitions)
@@ -82,12 +98,18 @@ def rendezvous(keys: Keys, partitions: Sequence[str]) -> Indices:
 def random(
     keys: Keys, partitions: Sequence[str], *, source: Callable[[], float] | None = None
 ) -> Indices:
-    """A random partition for each key: an even spread, and no order of records.
+    """Return a random partition for each key: an even spread, without an order of records.
 
-    One number in [0, 1) is drawn from ``source`` for a call. Default: the system's.
+    Args:
+        keys: The keys, of which only the number counts.
+        partitions: Names of the partitions.
+        source: Returns a number in [0, 1); called once. Default: the system's.
+
+    Returns:
+        An index into ``partitions`` for each key.
 
     Raises:
-        InvalidInput: There are no partitions.
+        InvalidInput: ``partitions`` is empty.
     """
     _check(partitions)
     _check_keys(keys)
@@ -99,7 +121,7 @@ def random(
 
 
 def _heaviest(hashes: npt.NDArray[np.uint32], names: Sequence[int]) -> Indices:
-    """For each key's hash the name with the highest weight; of equal ones the first."""
+    """Return, for each key's hash, the index of the first name with the highest weight."""
     best = hashes ^ np.uint32(names[0])
     index = np.zeros(len(hashes), np.int64)
     for position, name in enumerate(names[1:], 1):
@@ -110,15 +132,17 @@ def _heaviest(hashes: npt.NDArray[np.uint32], names: Sequence[int]) -> Indices:
 
 
 def _deciding_bits(names: Sequence[int]) -> int:
-    """The number of highest bits in which all names differ; 33 when two are equal. Of two weights
-    the higher one has the bit where their names differ first."""
+    """Return the number of highest bits in which all names differ; 33 when two are equal.
+
+    The higher of two weights is the one that has a 1 in the first bit where the names differ.
+    """
     shared = (32 - (a ^ b).bit_length() for a, b in pairwise(sorted(names)))
     return 1 + max(shared, default=0)
 
 
 @lru_cache(maxsize=16)
 def _table(names: tuple[int, ...], bits: int) -> Indices:
-    """The name with the highest weight for each value of a hash's highest bits."""
+    """Return the name with the highest weight for each value of a hash's highest bits."""
     low = 32 - bits
     return _heaviest(np.arange(1 << bits, dtype=np.uint32), [name >> low for name in names])
 
@@ -133,7 +157,11 @@ def _check(partitions: Sequence[str]) -> None:
 
 
 def _hashes(keys: Keys) -> Iterator[npt.NDArray[np.uint32]]:
-    """The hashes of all keys, in order, some thousand at a time."""
+    """Yield the hashes of all keys, in order, some thousands at a time.
+
+    Raises:
+        InvalidInput: A key is null or neither text nor bytes.
+    """
     _check_keys(keys)
     if not isinstance(keys, pa.Array | pa.ChunkedArray):
         keys = _column(keys)
@@ -157,7 +185,11 @@ def _hashes(keys: Keys) -> Iterator[npt.NDArray[np.uint32]]:
 
 
 def _check_keys(keys: Keys) -> None:
-    """Refuse what has no keys in an order; what the keys are is the partitioner's matter."""
+    """Refuse an argument that is not an ordered collection. The partitioner checks the keys.
+
+    Raises:
+        InvalidInput: The argument is one key, or cannot have keys in an order.
+    """
     if isinstance(keys, bytes | str):
         raise InvalidInput(f"keys is one {type(keys).__name__}: give a list of keys, [key]")
     if (
@@ -177,7 +209,7 @@ def _column(keys: Sequence[bytes | str]) -> pa.Array:
 
 
 def _hash_chunk(chunk: pa.LargeBinaryArray) -> npt.NDArray[np.uint32]:
-    """FNV-1a of many keys at once: step ``i`` hashes the ``i``-th byte of every key."""
+    """Return FNV-1a of many keys at once: step ``i`` hashes the ``i``-th byte of every key."""
     _, buffer, values = chunk.buffers()
     offsets = np.frombuffer(buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
     data = np.frombuffer(values, np.uint8) if values is not None else np.empty(0, np.uint8)
@@ -191,7 +223,7 @@ def _hash_chunk(chunk: pa.LargeBinaryArray) -> npt.NDArray[np.uint32]:
             hashes ^= matrix[:, step]
             hashes *= prime
         return hashes
-    # Longest first: the keys that still have bytes are always the first ones.
+    # Sort the longest keys first: then the keys that still have bytes are always at the front.
     order = np.argsort(-lengths, kind="stable")
     starts, lengths = starts[order], lengths[order]
     open_keys = count - np.searchsorted(lengths[::-1], np.arange(longest), side="right")
@@ -207,10 +239,19 @@ def _hash_chunk(chunk: pa.LargeBinaryArray) -> npt.NDArray[np.uint32]:
 def split(
     entries: Entries, keys: Keys, partitions: Sequence[str], partitioner: Partitioner
 ) -> dict[str, Entries]:
-    """The entries of each partition that gets some, in their order, by one sort and one copy.
+    """Return the entries of each partition that gets some, in their order.
 
-    The parts are of the kind of the entries. ``InvalidInput`` if there are not as many keys as
-    entries, or the partitioner did not return one index into the names for each key.
+    This takes one sort and one copy. The parts are of the same kind as the entries.
+
+    Args:
+        entries: The entries.
+        keys: One key for each entry.
+        partitions: Names of the partitions.
+        partitioner: Maps the keys to partitions.
+
+    Raises:
+        InvalidInput: The numbers of keys and entries differ, or the partitioner did not return one
+            index into the names for each key.
     """
     _check(partitions)
     _check_keys(keys)
@@ -249,8 +290,8 @@ def _parted(entries: Any, indices: Any, partitions: Sequence[str]) -> dict[str, 
     wanted: list[int] = np.flatnonzero(counts).tolist()
     if len(wanted) == 1:
         return {partitions[wanted[0]]: entries}
-    # Stable: entries of one partition keep their order. 16-bit numbers are radix sorted, which
-    # takes an eighth of the time.
+    # The sort is stable, so entries of one partition keep their order. NumPy uses a radix sort for
+    # 16-bit numbers, which takes an eighth of the time.
     few = np.uint16 if len(partitions) <= 1 << 16 else np.int64
     order = np.argsort(indices.astype(few), kind="stable")
     ends = np.cumsum(counts)
@@ -267,7 +308,10 @@ def _parted(entries: Any, indices: Any, partitions: Sequence[str]) -> dict[str, 
 
 
 def _wide(entries: Any) -> Any:
-    """One array, with 64-bit offsets: 32-bit ones end at 2 GiB, and the chunks may have more."""
+    """Return one array with 64-bit offsets.
+
+    32-bit offsets end at 2 GiB, and the chunks together may have more.
+    """
     if not isinstance(entries, pa.ChunkedArray):
         return entries
     wide = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}.get(entries.type)

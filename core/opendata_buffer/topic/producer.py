@@ -1,4 +1,4 @@
-"""Produces into a topic: each record into the partition that its key is mapped to."""
+"""Write to a topic: each record goes to the partition that its key is mapped to."""
 
 from __future__ import annotations
 
@@ -33,15 +33,20 @@ from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 log = logging.getLogger(__name__)
 
 STICKY_BYTES = 1 << 20
-"""Bytes of records without a key after which :meth:`TopicProducer.send` goes on to the next
+"""Bytes of records without a key after which :meth:`TopicProducer.send` moves on to the next
 partition."""
 
 
 class ProducerPool:
     """The open producers of a topic, by partition. Thread-safe.
 
-    A producer is not closed while a call uses it. A call with an older list of partitions opens no
-    second one before the first is closed: its records could overtake those of the first.
+    A producer is not closed while a call uses it. A call with an older list of partitions does not
+    open a second producer of a partition before the first one is closed. Otherwise its records
+    could overtake those of the first.
+
+    Args:
+        open_producer: Opens the producer of a partition.
+        runtime: Threads.
     """
 
     def __init__(self, open_producer: Callable[[str], Producer], runtime: Runtime) -> None:
@@ -51,14 +56,21 @@ class ProducerPool:
         self._open: dict[str, Producer] = {}
         self._opening: set[str] = set()
         self._used: Counter[str] = Counter()  # calls that use a partition's producer
-        self._leaving: set[str] = set()  # open ones that are closed once no call uses them
+        self._leaving: set[str] = set()  # open producers to close once they are not in use
         self._closing: dict[str, Producer] = {}
-        self._lost = (0, "")  # calls of closed producers, and the first cause
+        self._lost = (0, "")  # lost calls of closed producers, and the first cause
         self._closed = False
 
     @contextmanager
     def using(self, names: Sequence[str]) -> Iterator[dict[str, Producer]]:
-        """The producers of some partitions, opened where they are not; they stay open inside."""
+        """Yield the producers of some partitions, and keep them open in the block.
+
+        Producers that are not open yet are opened.
+
+        Raises:
+            Closed: The pool was closed.
+            OpenDataBufferError: A producer could not be opened.
+        """
         self._acquire(names)
         try:
             opened = {name: self._open[name] for name in names if name in self._open}
@@ -69,11 +81,11 @@ class ProducerPool:
             self._release(names)
 
     def has(self, names: Sequence[str]) -> bool:
-        """Whether all of these are open, so that :meth:`using` them does not block."""
+        """Return whether all of these are open, so that :meth:`using` them does not block."""
         return all(name in self._open for name in names)
 
     def open_all(self, names: Sequence[str]) -> None:
-        """Open those that are not."""
+        """Open those that are not open."""
         with self.using(names):
             pass
 
@@ -86,11 +98,23 @@ class ProducerPool:
             )
 
     def flush(self, timeout: float | None) -> None:
-        """See :meth:`.Producer.flush`, of all at once, with earlier losses of closed producers."""
+        """Flush all producers at once, and report earlier losses of closed producers.
+
+        Args:
+            timeout: Seconds for all of them together; None waits without a limit.
+
+        Raises:
+            FlushFailed: A batch was given up, in any partition.
+            TimeoutError: Not done in time.
+        """
         self._all(lambda producer: producer.flush(timeout))
 
     def close(self, timeout: float | None) -> None:
-        """Close all at once. May be repeated; raises as :meth:`flush`."""
+        """Close all producers at once. May be repeated.
+
+        Raises:
+            FlushFailed, TimeoutError: As :meth:`flush`.
+        """
         self._begin_closing()
         self._all(lambda producer: producer.close(timeout))
 
@@ -107,7 +131,7 @@ class ProducerPool:
                 others.append(error)
 
         producers = self.all_open()
-        # All at once, however many: the timeout is for all of them together.
+        # Call all of them at once, whatever their number: the timeout applies to all together.
         in_parallel(self._runtime, call_one, producers, most=max(1, len(producers)))
         calls, cause = self._lost
         if failed or calls:
@@ -158,7 +182,11 @@ class ProducerPool:
 
     @locked
     def _begin_opening(self, name: str) -> Producer | None:
-        """The producer that another call has opened meanwhile; if None, the caller opens it."""
+        """Return the producer that another call has opened meanwhile.
+
+        Returns:
+            None if the caller has to open it.
+        """
         while name in self._opening or name in self._closing:
             self._condition.wait()
         self._check_open()  # a producer opened after close() would never be closed
@@ -179,7 +207,11 @@ class ProducerPool:
 
     @locked
     def _await_unused(self, name: str) -> Producer | None:
-        """The producer to be closed, once no call uses it; None if it stays after all."""
+        """Wait until a leaving producer is unused, and return it for the caller to close.
+
+        Returns:
+            None if the partition is active again, so that its producer stays open.
+        """
         while name in self._leaving and self._used[name]:
             self._condition.wait()
         if name not in self._leaving:
@@ -196,7 +228,7 @@ class ProducerPool:
 
     @locked
     def all_open(self) -> list[Producer]:
-        """All that are open, or about to be closed."""
+        """Return all producers that are open or about to be closed."""
         return [*self._open.values(), *self._closing.values()]
 
     def _check_open(self) -> None:
@@ -205,7 +237,7 @@ class ProducerPool:
 
 
 class ProduceOptions(TypedDict, total=False):
-    """The options of a call, beside its entries: see :meth:`TopicProducer.produce`."""
+    """The options of a call, in addition to its entries; see :meth:`TopicProducer.produce`."""
 
     keys: Keys | None
     partitioner: Partitioner | None
@@ -214,7 +246,7 @@ class ProduceOptions(TypedDict, total=False):
 
 
 class TopicProducer(Closeable):
-    """Writes entries into the partitions of a topic. Thread-safe, not fork-safe.
+    """A producer that writes entries to the partitions of a topic. Thread-safe, not fork-safe.
 
     ::
 
@@ -229,13 +261,13 @@ class TopicProducer(Closeable):
     are parts of this one.
 
     Args:
-        config: The topic's URL, or the settings of each partition's producer, of which the
-            partitions share ``max_buffered_bytes``.
+        config: The topic's URL, or the settings of each partition's producer. The partitions share
+            its ``max_buffered_bytes``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: There is no topic; a setting or the URL is wrong.
+        InvalidInput: The topic does not exist, or a setting or the URL is wrong.
         CorruptData, StorageError: The topic's description cannot be read.
     """
 
@@ -260,16 +292,16 @@ class TopicProducer(Closeable):
         self._store = topic.store
         self._topic = CachedTopic(topic, self._runtime, refresh_s)
         self._pool = ProducerPool(self._open, self._runtime)
-        # Random, so that processes that start together do not write to the same partitions.
+        # Begin at random, so that processes that start together write to different partitions.
         self._calls = int(self._runtime.random() * (1 << 20))
         self._sticky, self._sticky_until, self._sticky_left = "", 0.0, 0
-        """The partition of single records without a key, until when, and bytes left to it."""
+        """The partition of single records without a key, its end time, and its remaining bytes."""
 
     def _default_committer(self) -> OpenCommitter:
-        """Return what opens the committer if the caller names none.
+        """Return the function that opens the committer if the caller names none.
 
-        Here: the committer of this process, without a broker. The public class overrides it; see
-        :mod:`opendata_buffer.assembly`.
+        Here it is the committer of this process, without a broker. The public class overrides it;
+        see :mod:`opendata_buffer.assembly`.
         """
         return shared_committer
 
@@ -286,11 +318,14 @@ class TopicProducer(Closeable):
         Args:
             record: Bytes. Another bytes-like object is copied and may be reused at once.
             key: Records of one key go to one partition, in the order in which they are sent.
-                Those without one go to one partition for a flush interval or :data:`STICKY_BYTES`,
-                and then to the next, as with Kafka's sticky partitioner: a record for each
-                partition would be an object for each.
+                Records without a key go to one partition for a flush interval or
+                :data:`STICKY_BYTES`, and then to the next one, as with Kafka's sticky partitioner.
+                If each of them went to another partition, each would become an object.
             partitioner: As for :meth:`produce`.
             partition: Its name or its number, such as 3, whatever the key.
+
+        Returns:
+            A handle, durable when the record is.
 
         Raises:
             OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
@@ -324,8 +359,8 @@ class TopicProducer(Closeable):
                 Without keys all entries of a call go to one partition, and calls go round robin.
             partitioner: ``modulo`` (default, the most even), ``rendezvous`` or ``random`` of
                 :mod:`opendata_buffer.topic.partitioner`, or a function of your own. Use the same
-                one for every call, in every process: the order per key depends on it.
-            partition: Name or number of one for all entries, whatever their keys.
+                one for every call, in every process, because the order per key depends on it.
+            partition: Name or number of one partition for all entries, whatever their keys.
             metadata: Payload that the consumer gets with the entries, in each partition.
 
         Returns:
@@ -337,7 +372,7 @@ class TopicProducer(Closeable):
             StorageError: A partition that is written for the first time could not be reached.
                 Nothing was accepted.
             Closed: The producer was closed, or made before this process was forked.
-            KeyboardInterrupt: Parts of the call may have been accepted or not.
+            KeyboardInterrupt: It is not known which parts of the call were accepted.
         """
         return self.produce_by(
             lambda name, producer, call: producer.accept(call),
@@ -351,15 +386,25 @@ class TopicProducer(Closeable):
     async def produce_async(
         self, entries: Entries, **options: Unpack[ProduceOptions]
     ) -> TopicHandle:
-        """As :meth:`produce`, with its options; waits without blocking the event loop.
+        """Accept entries as :meth:`produce` does, and wait without blocking the event loop.
 
         ::
 
             handle = await producer.produce_async(payloads, keys=customers)  # accepted
             await handle                                                     # durable
 
-        Calls that wait at the same time are accepted in any order. Some partitions may have
-        accepted their part of a call that is cancelled while it waits.
+        Calls that wait at the same time are accepted in any order. If a call is cancelled while it
+        waits, some partitions may have accepted their part of it.
+
+        Args:
+            entries: As for :meth:`produce`.
+            **options: As for :meth:`produce`.
+
+        Returns:
+            One handle, durable when all parts are.
+
+        Raises:
+            OpenDataBufferError: As :meth:`produce`.
         """
         if self._topic.is_outdated:
             await asyncio.to_thread(self._topic.get)
@@ -378,27 +423,39 @@ class TopicProducer(Closeable):
         entries: Entries,
         **options: Unpack[ProduceOptions],
     ) -> TopicHandle:
-        """As :meth:`produce`, with a function that accepts each part.
+        """Accept entries as :meth:`produce` does, with a function that accepts each part.
 
-        ``accept`` is called with the partition, its producer and the prepared call, which it passes
-        to :meth:`.Producer.accept`.
+        Args:
+            accept: Called with the partition, its producer and the prepared call, which it passes
+                to :meth:`.Producer.accept`. Returns the handle.
+            entries: As for :meth:`produce`.
+            **options: As for :meth:`produce`.
+
+        Returns:
+            One handle, durable when all parts are.
+
+        Raises:
+            OpenDataBufferError: As :meth:`produce`.
         """
         if not callable(accept):
             raise wrong_type("accept", accept, "a function")
         parts = self._parts(entries, **options)
         with self._pool.using(list(parts)) as producers:
-            # All parts are checked before the first one is accepted.
+            # Check all parts before the first one is accepted.
             calls = {name: producers[name].prepare(*part) for name, part in parts.items()}
             handles = {name: accept(name, producers[name], call) for name, call in calls.items()}
         return TopicHandle(handles, self._runtime)
 
     @checked
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything produced so far is durable, as :meth:`.Producer.flush`.
+        """Wait until everything produced so far is durable, as :meth:`.Producer.flush` does.
+
+        Args:
+            timeout: Seconds to wait; None waits without a limit.
 
         Raises:
             FlushFailed: This or an earlier batch was given up, in any partition.
-            TimeoutError: Not done after ``timeout`` seconds; the producer goes on trying.
+            TimeoutError: Not done in time; the producer goes on trying.
             Closed: The producer was made before this process was forked.
         """
         self._pool.flush(timeout)
@@ -406,6 +463,9 @@ class TopicProducer(Closeable):
     @checked
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads of all partitions. May be repeated.
+
+        Args:
+            timeout: Seconds to wait; None waits without a limit.
 
         Raises:
             FlushFailed: As in :meth:`flush`. The producer is closed anyway.
@@ -435,7 +495,7 @@ class TopicProducer(Closeable):
         return active[self._calls % len(active)]
 
     def _sticky_partition(self, active: Sequence[str]) -> str:
-        # Not locked: two threads may use two partitions at the same time, which is harmless.
+        # There is no lock: two threads may use two partitions at the same time, which is harmless.
         now = self._runtime.monotonic()
         ended = now >= self._sticky_until or self._sticky_left <= 0
         if ended or self._sticky not in active:
@@ -454,8 +514,8 @@ class TopicProducer(Closeable):
         *,
         sticky: bool = False,
     ) -> dict[str, tuple[Entries, BytesLike]]:
-        """The entries and the metadata of each partition that gets some entries."""
-        # Checked here, and not by each part's producer, which may be none.
+        """Return the entries and the metadata of each partition that gets some entries."""
+        # Check here and not in the producer of each part: without entries there are no parts.
         metadata = take_bytes("metadata", metadata)
         if partitioner is not None and not callable(partitioner):
             raise wrong_type("partitioner", partitioner, "a function such as partitioner.modulo")

@@ -1,16 +1,35 @@
-"""Publishes messages to a topic: single ones, and transactions over several partitions.
+"""Publish messages to a topic: single ones, and transactions over several partitions.
 
-Each batch of a publisher is a message: producer, clock and flags are part of its name, and
-read-committed readers (the default) deliver it once, when it is committed. Each transaction is a
-producer of its own, so no batch of an earlier one can become part of it::
+A topic's partitions are separate queues, and each has its own manifest. A program that writes to
+several of them may be killed in between. Readers must still get all of its batches or none of them,
+and each batch once.
+
+**The idea.** Each batch of a publisher is a *message*: its name contains a producer id, a clock and
+flags. Readers with read-committed isolation (the default) hold the batches of a transaction back
+until they see its *marker*, an empty batch with the same producer id that says that the transaction
+is committed or rolled back. Each transaction has a producer id of its own, so a batch of an earlier
+transaction can never become part of it::
 
     publish_uncommitted()   append pending batches to any partitions
-    build_ack_intents()     wait until they are durable; return what commits them
-    ...                     the intents are saved: by the caller, or in the publisher's record
+    build_ack_intents()     wait until they are durable; return the intents, which commit them
+    ...                     save the intents: the caller does, or the publisher in its record
     apply()                 write the markers to all partitions
 
-The transaction is committed when the intents are saved. From then on they must be applied until
-that succeeds; a publisher with a name does both by itself.
+The transaction is committed at the moment when the intents are saved. From then on, they must be
+applied until that succeeds. A publisher with a name saves and applies them itself.
+
+**Things that can go wrong:**
+
+* The program dies before the intents are saved. The pending batches are never delivered. The next
+  publisher of the name rolls them back.
+* It dies after the intents are saved, with markers in some partitions. The next publisher of the
+  name, or the caller, applies the intents again. To apply them twice has no further effect.
+* Two instances of a name run. The later one fences the earlier one, whose transaction is rolled
+  back, and which raises ``Superseded``.
+* A batch of a transaction is given up, or a call is interrupted after its first part. The
+  transaction can only be rolled back.
+* A pending batch arrives after the marker. It would stay undecided, so the publisher waits for
+  every pending batch before it rolls back.
 """
 
 from __future__ import annotations
@@ -70,22 +89,22 @@ _EXPIRE_S = 5.0
 _APP_PREFIX = "publisher."
 
 _QUERY = "publisher"
-"""The query id in its commit record: a Spark query cannot take a publisher's name, nor a publisher
-a query's."""
+"""The query id in its commit record. Because of it, a Spark query cannot take over a publisher's
+name, and a publisher cannot take over a query's."""
 
 
 @dataclass(frozen=True, slots=True)
 class AckIntents:
     """The markers that commit a transaction, one for each partition that it wrote to.
 
-    All of them or none have to be applied: save the intents first, in the transaction of the
+    Either all of them are applied or none. Save the intents first, in the transaction of the
     program's own input, and apply them again in full after a fault.
 
     Attributes:
-        topic_id: Of the topic.
-        producer: 6 bytes: the transaction's own producer id.
+        topic_id: Id of the topic.
+        producer: The transaction's own producer id, 6 bytes.
         clocks: The clock of the marker, by partition. Empty when nothing was published.
-        txn: Of a publisher with a name: its app and the number of the transaction.
+        txn: For a publisher with a name: its app and the number of the transaction.
     """
 
     topic_id: str
@@ -97,7 +116,7 @@ class AckIntents:
         check_fields(self)
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the intents as one line of JSON."""
         fields: dict[str, Any] = {
             "version": 1,
             "topic": self.topic_id,
@@ -111,7 +130,11 @@ class AckIntents:
     @classmethod
     @checked
     def from_json(cls, text: str | bytes) -> AckIntents:
-        """What :meth:`to_json` wrote. ``InvalidInput`` if another program or version wrote it."""
+        """Return the intents that :meth:`to_json` wrote.
+
+        Raises:
+            InvalidInput: Another program or version wrote the text.
+        """
         with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             fields = json.loads(text)
             producer, clocks = bytes.fromhex(fields["producer"]), fields["clocks"]
@@ -130,20 +153,26 @@ class AckIntents:
 
 
 class PublisherTransaction:
-    """A transaction that is being written, with a producer id of its own. Not thread-safe."""
+    """A transaction that is being written, with its own producer id. Not thread-safe.
+
+    Args:
+        producer: The producer id.
+        txn: The app and number, for a publisher with a name.
+        runtime: The clock.
+    """
 
     def __init__(self, producer: bytes, txn: Transaction | None, runtime: Runtime) -> None:
         self.producer = producer
         self.txn = txn
-        self.clocks: dict[str, int] = {}  # of its last batch, by partition
-        self.since: dict[str, int] = {}  # sequence of its first durable batch, by partition
+        self.clocks: dict[str, int] = {}  # clock of the last batch, by partition
+        self.since: dict[str, int] = {}  # sequence of the first durable batch, by partition
         self.intents: AckIntents | None = None
         self.applying = False  # whether markers that commit it may be in some partitions
-        # The batches that are acknowledged with it, by the place of their queue.
+        # The batches that are acknowledged with the transaction, by the place of their queue.
         self.processed: dict[str, list[DeliveredBatch]] = {}
         self.positions: dict[str, str] = {}
         self._runtime = runtime
-        self._clock = ROLL_BACK  # below all of its batches
+        self._clock = ROLL_BACK  # lower than the clocks of all batches
         self._handles: list[tuple[str, WriteHandle]] = []
         self._failure: BaseException | None = None
 
@@ -152,7 +181,8 @@ class PublisherTransaction:
         self._clock += 1
         call.message = build_uuid(self.producer, self._clock, CONTINUE_TXN)
         call.transaction = self.txn
-        # Noted first: after an interruption the batch may be in the partition without a handle.
+        # Note the clock first: after an interruption the batch may be in the partition, and its
+        # handle is lost.
         self.clocks[name] = self._clock
         handle = producer.accept(call)
         self._handles.append((name, handle))
@@ -160,8 +190,10 @@ class PublisherTransaction:
 
     @contextmanager
     def one_call(self) -> Iterator[None]:
-        """Fail the transaction if a call raises behind its first part, which may be in the queue
-        without a handle: it can only be rolled back."""
+        """Fail the transaction if a call raises after its first part was accepted.
+
+        That part may be in the queue without a handle, so the transaction can only be rolled back.
+        """
         before = self._clock
         try:
             yield
@@ -171,17 +203,31 @@ class PublisherTransaction:
             raise
 
     def process(self, batch: DeliveredBatch) -> None:
-        """Acknowledge a consumer's batch with the transaction."""
+        """Acknowledge a consumer's batch with the transaction.
+
+        Raises:
+            InvalidInput: Another batch of the consumer is next.
+        """
         owner = batch._consumer()
         source = owner._source_of(batch)
         before = self.processed.get(source, [])
-        # Its position is behind all before it: one that was left out would be lost.
+        # The position is after all earlier batches, so a batch that was left out would be lost.
         owner._check_next([*before, batch])
         self.positions[source] = str(owner.position_of(batch))
         self.processed[source] = [*before, batch]
 
     def wait(self, timeout: float | None) -> BaseException | None:
-        """Wait until each batch is durable or given up. Returns why it cannot be committed."""
+        """Wait until each batch is durable or given up.
+
+        Args:
+            timeout: Seconds for all of them; None waits without a limit.
+
+        Returns:
+            Why the transaction cannot be committed; None if it can.
+
+        Raises:
+            TimeoutError: A batch is still pending.
+        """
         until = None if timeout is None else self._runtime.monotonic() + timeout
         failure = self._failure
         for name, handle in self._handles:
@@ -198,31 +244,35 @@ class PublisherTransaction:
 
 
 class TransactionBlock:
-    """What a block of :meth:`Publisher.transaction` works with."""
+    """The object that a block of :meth:`Publisher.transaction` works with."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
     def produce(self, entries: Entries, **options: Unpack[ProduceOptions]) -> TopicHandle:
-        """As :meth:`Publisher.publish_uncommitted`."""
+        """Publish entries in the transaction, as :meth:`Publisher.publish_uncommitted` does."""
         return self._publisher.publish_uncommitted(entries, **options)
 
     @checked
     def ack(self, batch: DeliveredBatch) -> None:
         """Acknowledge a consumer's batch when, and only if, the transaction is committed.
 
-        The commit record keeps its position, so start the consumer with
+        The commit record keeps the batch's position, so start the consumer with
         :attr:`Publisher.positions`, after the publisher. Acknowledge the batches of a queue in the
-        order of their delivery; after an error take the same batches again.
+        order of their delivery. After an error, use the same batches again.
+
+        Args:
+            batch: The batch.
 
         Raises:
             InvalidInput: Another batch is next; or the publisher has no name.
+            Closed: The publisher was closed, or failed before.
         """
         self._publisher._process(batch)
 
 
 class Publisher(Closeable):
-    """Publishes to the partitions of a topic. A context manager, not fork-safe.
+    """A publisher of messages to the partitions of a topic. A context manager, not fork-safe.
 
     ::
 
@@ -231,26 +281,26 @@ class Publisher(Closeable):
                 txn.produce(invoices, keys=customers)
                 txn.produce(events, keys=customers)
 
-    Calls of several threads run one after the other; a transaction belongs to the publisher, not
-    to a thread.
+    Calls of several threads run one after the other. A transaction belongs to the publisher, not to
+    a thread.
 
-    ``store``, ``runtime``, ``open_committer`` and ``entropy`` are for tests, and for programs
-    that are parts of this one.
+    ``store``, ``runtime``, ``open_committer`` and ``entropy`` are for tests, and for programs that
+    are parts of this one.
 
     Args:
         topic: The topic, or its URL; or the URL of a queue.
-        name: The publisher keeps the intents in a record beside the topic: a new instance of the
-            name completes the transaction that the last one committed, rolls back others, and
-            fences an instance that still runs. 1 to 190 characters of ``A-Z a-z 0-9 . _ -``.
-            Without a name the caller saves the intents.
-        config: Settings of each partition's producer. Its ``store`` is that of the topic.
+        name: 1 to 190 characters of ``A-Z a-z 0-9 . _ -``. With a name, the publisher keeps the
+            intents in a record next to the topic. A new instance of the name completes the
+            transaction that the last one committed, rolls back others, and fences an instance that
+            still runs. Without a name, the caller saves the intents.
+        config: Settings of each partition's producer. The ``store`` of the topic replaces its own.
         **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: There is no topic and no queue; or the name is not allowed.
+        InvalidInput: There is neither a topic nor a queue; or the name is not allowed.
         Superseded: Another instance of the name was opened at the same moment.
-        OpenDataBufferError: Storage failed, or an earlier transaction could not be ended; open
-            it again.
+        OpenDataBufferError: Storage failed, or an earlier transaction could not be ended; open the
+            publisher again.
     """
 
     @checked
@@ -288,13 +338,13 @@ class Publisher(Closeable):
             folder=opened.records,
         )
         self._markers = self._coordinator.markers
-        # Publishes what is in no transaction.
+        # The producer id of messages outside of transactions.
         self._producer_id = new_producer_id(entropy)
         self._clock = Clock()
         self._written: set[str] = set()
         self._open: PublisherTransaction | None = None
         self._unaborted: PublisherTransaction | None = None
-        """That of a block which failed: the next block aborts it first."""
+        """The transaction of a block that failed; the next block aborts it first."""
         self._broken: BaseException | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -311,23 +361,25 @@ class Publisher(Closeable):
         )
 
     def _default_committer(self) -> OpenCommitter:
-        """Return what opens the committer if the caller names none.
+        """Return the function that opens the committer if the caller names none.
 
-        Here: the committer of this process, without a broker. The public class overrides it; see
-        :mod:`opendata_buffer.assembly`.
+        Here it is the committer of this process, without a broker. The public class overrides it;
+        see :mod:`opendata_buffer.assembly`.
         """
         return shared_committer
 
     @property
     def positions(self) -> Mapping[str, str]:
-        """What the name's committed transactions have processed, for :class:`.Consumer` and
-        :class:`.TopicConsumer` to start behind."""
+        """The positions up to which the name's committed transactions have acknowledged batches.
+
+        Start a :class:`.Consumer` or :class:`.TopicConsumer` with them.
+        """
         return {} if self._app is None else self._coordinator.positions(self._app)
 
     @checked
     @contextmanager
     def transaction(self, timeout: float | None = None) -> Iterator[TransactionBlock]:
-        """A transaction that is committed at the end of the block, and aborted by an exception.
+        """Begin a transaction. Commit it at the end of the block; abort it after an exception.
 
         ::
 
@@ -341,9 +393,10 @@ class Publisher(Closeable):
 
         Raises:
             InvalidInput: The publisher has no name, or a transaction is open.
-            OpenDataBufferError, TimeoutError: As :meth:`commit`. After ``Fenced`` it is committed:
-                the consumer of an acknowledged batch has been replaced. Before the block: the
-                transaction of the block before could not be aborted, neither then nor now.
+            OpenDataBufferError, TimeoutError: As :meth:`commit`. After ``Fenced`` the transaction
+                is committed: the consumer of an acknowledged batch has been replaced. If it is
+                raised before the block runs, the transaction of an earlier block could not be
+                aborted, neither then nor now.
         """
         self._check_named()
         if self._open is not None and self._open is self._unaborted:
@@ -369,9 +422,14 @@ class Publisher(Closeable):
 
     @locked
     def publish_committed(self, entries: Entries, **options: Unpack[ProduceOptions]) -> TopicHandle:
-        """Publish entries outside of any transaction: they are committed once they are durable.
+        """Publish entries outside of any transaction; they are committed once they are durable.
 
-        Takes what :meth:`.TopicProducer.produce` takes; each part is a batch of its own.
+        Args:
+            entries: As for :meth:`.TopicProducer.produce`; each part is a batch of its own.
+            **options: As for :meth:`.TopicProducer.produce`.
+
+        Returns:
+            One handle, durable when all parts are.
 
         Raises:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
@@ -385,14 +443,19 @@ class Publisher(Closeable):
     def publish_uncommitted(
         self, entries: Entries, **options: Unpack[ProduceOptions]
     ) -> TopicHandle:
-        """Publish entries as part of the open transaction; the first ones begin it.
+        """Publish entries in the open transaction; the first ones begin it.
 
-        Takes what :meth:`.TopicProducer.produce` takes; each part is a batch of its own, and
-        delivered once the transaction is committed.
+        Args:
+            entries: As for :meth:`.TopicProducer.produce`. Each part is a batch of its own, which
+                is delivered once the transaction is committed.
+            **options: As for :meth:`.TopicProducer.produce`.
+
+        Returns:
+            One handle, durable when all parts are.
 
         Raises:
-            InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
-                Or the last transaction has intents, and they were not applied.
+            InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted. Or
+                the last transaction has intents that were not applied.
             Closed: The publisher was closed, or failed before.
         """
         self._check_usable()
@@ -408,13 +471,19 @@ class Publisher(Closeable):
     @checked
     @locked
     def build_ack_intents(self, timeout: float | None = None) -> AckIntents:
-        """Wait until the open transaction is durable, and return what commits it.
+        """Wait until the open transaction is durable, and return the intents that commit it.
 
         Save the intents before you :meth:`apply` them, unless the publisher has a name. A second
-        call returns the same.
+        call returns the same intents.
+
+        Args:
+            timeout: Seconds to wait; None waits without a limit.
+
+        Returns:
+            The intents. Without an open transaction they have no clocks.
 
         Raises:
-            TimeoutError: Not durable after ``timeout`` seconds; the transaction stays open.
+            TimeoutError: The transaction is not durable in time, and stays open.
             OpenDataBufferError: A part was given up. The transaction is rolled back: publish it
                 again.
             Closed: The publisher was closed, or failed before.
@@ -427,13 +496,15 @@ class Publisher(Closeable):
     def apply(self, intents: AckIntents) -> None:
         """Commit the transaction in all partitions it wrote to. May be repeated.
 
-        The intents are those of :meth:`build_ack_intents`, or saved by an earlier instance.
+        Args:
+            intents: The intents that :meth:`build_ack_intents` returned, to this or an earlier
+                instance.
 
         Raises:
-            InvalidInput: They are of another topic or publisher, or were rolled back.
+            InvalidInput: They belong to another topic or publisher, or were rolled back.
             Superseded: A later instance of the name runs; the transaction is rolled back.
-            OpenDataBufferError: The message says whether the transaction is committed. With a
-                name, open the publisher again; without, apply the intents again.
+            OpenDataBufferError: The message says whether the transaction is committed. With a name,
+                open the publisher again; without one, apply the intents again.
             Closed: The publisher was closed, or failed before.
         """
         self._check_usable()
@@ -442,11 +513,18 @@ class Publisher(Closeable):
     @checked
     @locked
     def commit(self, timeout: float | None = None) -> AckIntents:
-        """:meth:`build_ack_intents` and :meth:`apply`, for a publisher with a name.
+        """Build the intents and apply them, for a publisher with a name.
+
+        Args:
+            timeout: Seconds that the batches may take to become durable; None waits without a
+                limit.
+
+        Returns:
+            The intents that were applied.
 
         Raises:
             InvalidInput: The publisher has no name: save the intents in between.
-            OpenDataBufferError, TimeoutError: As those two.
+            OpenDataBufferError, TimeoutError: As :meth:`build_ack_intents` and :meth:`apply`.
         """
         self._check_named()
         self._check_usable()
@@ -456,10 +534,11 @@ class Publisher(Closeable):
 
     @locked
     def abort(self) -> None:
-        """Abort the open transaction: nothing of it is ever delivered. Without one, do nothing.
+        """Abort the open transaction, so that none of it is ever delivered. Do nothing without one.
 
         Raises:
-            InvalidInput: There is no name, and :meth:`apply` failed: apply the intents again.
+            InvalidInput: The publisher has no name, and :meth:`apply` failed: apply the intents
+                again.
             OpenDataBufferError: It could not be rolled back in all partitions: call it again.
             Closed: The publisher was closed, or failed before.
         """
@@ -470,12 +549,15 @@ class Publisher(Closeable):
     def close(self, timeout: float | None = None) -> None:
         """Roll an open transaction back, flush, and end the threads. May be repeated.
 
-        In a forked process it does nothing: the transaction is the parent's. Without a name, a
-        transaction that has intents is not rolled back. After ``timeout`` seconds what is not
-        durable is given up.
+        In a forked process this does nothing, because the transaction belongs to the parent. A
+        publisher without a name does not roll back a transaction that has intents.
+
+        Args:
+            timeout: Seconds after which batches that are not durable are given up; None waits
+                without a limit.
 
         Raises:
-            FlushFailed: Something was given up, now or before. The publisher is closed anyway.
+            FlushFailed: Batches were given up, now or before. The publisher is closed anyway.
         """
         if self._pid == os.getpid():
             self._close(timeout)
@@ -512,7 +594,7 @@ class Publisher(Closeable):
         self._check_usable()
         (self._open or self._begin()).process(batch)
 
-    # The methods below are called with the lock.
+    # Callers of the methods below hold the lock.
 
     def _begin(self) -> PublisherTransaction:
         app = self._app
@@ -562,8 +644,9 @@ class Publisher(Closeable):
         elif self._app is not None:
             self._check_applied(intents)
         elif intents.txn is not None:
-            # The commit record of that name decides. With markers in some partitions and a
-            # roll-back by the name's next instance, the transaction would be delivered in part.
+            # The commit record of that name decides. If this publisher wrote markers to some
+            # partitions and the name's next instance rolled back, readers would get a part of the
+            # transaction.
             raise errors.InvalidInput(
                 f"the intents are of publisher {intents.txn.app.removeprefix(_APP_PREFIX)!r}: open "
                 "a publisher of that name, which applies them if they are committed"
@@ -578,13 +661,20 @@ class Publisher(Closeable):
                 batch.ack()
 
     def _check_applied(self, intents: AckIntents) -> None:
-        """Refuse saved intents of a transaction that is not committed. Of a committed one the
-        markers were written when this publisher was opened."""
+        """Refuse saved intents of a transaction that is not committed.
+
+        For a committed transaction there is nothing to do: the markers were written when this
+        publisher was opened.
+
+        Raises:
+            InvalidInput: The transaction was rolled back, or the intents belong to another
+                publisher.
+        """
         if intents.txn is None or intents.txn.app != self._app:
             raise errors.InvalidInput("the intents are of another publisher: apply them there")
         found = self._coordinator.verdict_on(intents.txn, intents.producer)
-        # Another transaction may have been published under the number of a rolled back one. The
-        # record distinguishes them by the producer only for the last number.
+        # After a rollback, another transaction may have been published under the same number. The
+        # record distinguishes them by the producer id only for the last number.
         is_last = intents.txn.batch == self._coordinator.committed(intents.txn.app)
         if found is Verdict.OPEN or (found is Verdict.REPEATED and is_last):
             raise errors.InvalidInput(
@@ -607,7 +697,7 @@ class Publisher(Closeable):
                         f"{error} Open the publisher again: it completes that."
                     ) from error
         except BaseException as error:
-            # The next claim of this instance could fence a later instance of the name.
+            # Stop using this instance: its next claim could fence a later instance of the name.
             self._broken = error
             self._open = None
             raise
@@ -617,12 +707,12 @@ class Publisher(Closeable):
         if current is None:
             return
         if current.applying:
-            # Partitions that have their marker deliver the transaction.
+            # Partitions that have their marker already deliver the transaction.
             raise errors.InvalidInput(
                 "the transaction was applied, and not in all partitions as far as is known, so it "
                 "counts where it was: apply the intents again until that succeeds"
             )
-        # A pending batch that was appended after the marker would stay undecided.
+        # Wait for pending batches: one that is appended after the marker would stay undecided.
         current.wait(None)
         self._end(current.producer, dict.fromkeys(current.clocks, ROLL_BACK), current)
         self._open = None
@@ -648,7 +738,7 @@ class Publisher(Closeable):
         return self._queues[name]
 
     def _deadline(self) -> AbstractContextManager[None]:
-        """A deadline for all changes of one call: the record's, and the partitions' at once."""
+        """Return one deadline for all changes of a call, in the record and all partitions."""
         return deadline(self._runtime, 3 * self._config.timeout_ms / 1000)
 
     def _check_usable(self) -> None:

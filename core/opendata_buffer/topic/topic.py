@@ -1,4 +1,37 @@
-"""A topic on storage: create, read and change its description, and cache it for producers."""
+"""Create, read and change topics, and cache a topic's description for producers and consumers.
+
+One queue has one manifest, so its throughput is limited. A topic is a list of queues that are used
+as one stream. Each of them is a *partition*: an ordinary v1 queue in the same store, whose data
+prefix is the partition's name. The list is one small object at the store's root, the *description*
+(:mod:`opendata_buffer.topic.description`)::
+
+    _topic.json            p-00000-04pn active, p-00001-05mv draining
+    p-00000-04pn/manifest  a queue
+    p-00001-05mv/manifest  a queue
+
+Every change of the description is a compare-and-swap. Producers and consumers read it again every
+:data:`REFRESH_S` seconds, so they follow a change within seconds, and may work with an older list
+until then.
+
+**Adding partitions.** The new partitions are active as soon as the description names them. If the
+partitions are logs, the new ones are made logs with all readers of the topic first. Otherwise
+producers could write entries that a reader never gets (failure F47).
+
+**Draining a partition.** It is marked as draining, so that producers stop and consumers read the
+rest. Once it is empty it is sealed, which makes later appends fail, and then it leaves the topic.
+
+**Things that can go wrong:**
+
+* A producer has an older list and writes to a partition that has left. The partition is sealed, so
+  the append fails, and no unread entry is left in it.
+* A reader is registered while partitions are added. Each of the two prepares the partitions first
+  and then replaces the description it has read. If the other one was faster, that fails, and it
+  prepares again (:meth:`Topic._settle`).
+* The description is deleted, or restored from an old copy. New partitions would get the names of
+  old ones. Each read compares the description with the last one and raises ``QueueReset``.
+* A process may not read the store's root. Then it cannot see a topic, and uses its prefix as a
+  queue (:meth:`Topic.find`).
+"""
 
 from __future__ import annotations
 
@@ -38,14 +71,15 @@ log = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=QueueConfig)
 
 _PROGRAM = "opendata-buffer"
-"""What the position of a reader names as its program until a consumer claims it."""
+"""The program in the position of a reader until a consumer claims it."""
 
 _MOST_CHANGES = 20
-"""Attempts of a change that prepares partitions first. One fails only where another change wins."""
+"""Most attempts of a change that prepares partitions first. An attempt fails only if another change
+was faster."""
 
 
 class Topic:
-    """A topic: many queues as one stream. Made by :meth:`create` or :meth:`open`. Not thread-safe.
+    """A topic: several queues as one stream. Not thread-safe. Use :meth:`create` or :meth:`open`.
 
     ::
 
@@ -59,7 +93,7 @@ class Topic:
     Attributes:
         store: Where the topic and all its partitions are.
         url: The URL of the topic's store.
-        description: As last read or written by this object.
+        description: The description as this object last read or wrote it.
         records: Folder of the commit records of its writers.
     """
 
@@ -94,15 +128,19 @@ class Topic:
         """Create a topic at a store's root.
 
         Args:
-            config: The store's URL, or settings with it: deadline and backoff.
+            config: The store's URL, or settings that include it, with deadline and backoff.
             partitions: How many it begins with; each queue is created when it is first used.
             store: Use this store instead of opening ``config.store``.
             runtime: Clock, jitter and the topic's id; the system's by default.
 
+        Returns:
+            The topic.
+
         Raises:
-            InvalidInput: There is a topic, or a queue below the root; or too many partitions.
+            InvalidInput: The root has a topic already, or a queue below it; or ``partitions`` is
+                out of bounds.
             UnsafeStore: The store has no compare-and-swap.
-            StorageError: It did not answer.
+            StorageError: The store did not answer.
         """
         topic = cls._at(config, store, runtime)
         fresh = TopicDescription.new(topic._runtime.ulid(), partitions)
@@ -130,7 +168,21 @@ class Topic:
         store: Store | None = None,
         runtime: Runtime | None = None,
     ) -> Topic:
-        """The topic at a store's root, by one read. Raises as :meth:`read`."""
+        """Open the topic at a store's root, with one read.
+
+        Args:
+            config: The store's URL, or settings that include it.
+            store: Use this store instead of opening ``config.store``.
+            runtime: Clock and threads; the system's by default.
+
+        Returns:
+            The topic.
+
+        Raises:
+            InvalidInput: The root has no topic.
+            CorruptData: The description cannot be read.
+            StorageError: The store did not answer within ``timeout_ms``.
+        """
         topic = cls._at(config, store, runtime)
         topic.read()
         return topic
@@ -138,10 +190,10 @@ class Topic:
     @classmethod
     @checked
     def of(cls, config: QueueConfig, *, store: Store, runtime: Runtime) -> Topic:
-        """The topic at a store's root; or else the queue there, as a topic of one partition.
+        """Open the topic at a store's root, or else the queue there as a topic of one partition.
 
         Raises:
-            InvalidInput: There is neither, or the settings name one partition of a topic.
+            InvalidInput: The root has neither, or the settings name one partition of a topic.
         """
         if is_topic(store):
             return cls.open(config, store=store, runtime=runtime)
@@ -163,13 +215,20 @@ class Topic:
     def find(
         cls, config: QueueConfig, *, store: Store, runtime: Runtime | None = None
     ) -> Topic | None:
-        """As :meth:`open`; None where there is no topic, or no right to read its description: a
-        process that may only use what is below one prefix has a queue there."""
+        """Open the topic at a store's root if there is one.
+
+        Returns:
+            None if the root has no topic, or if this process has no right to read the description.
+            A process that may only use the objects below one prefix has a queue there.
+
+        Raises:
+            CorruptData, StorageError: As :meth:`open`.
+        """
         topic = cls._at(config, store, runtime)
         try:
             found = topic._object.read()
         except errors.PermanentStorageError as error:
-            # Without the right to list, S3 refuses where it would answer "not found".
+            # Without the right to list, S3 refuses the read instead of answering "not found".
             log.info("taken for a queue, as a topic's description may not be read: %s", error)
             return None
         if found is None:
@@ -190,16 +249,19 @@ class Topic:
         return cls(opened, settings, runtime or SystemRuntime())
 
     def read(self) -> TopicDescription:
-        """The description as it is now. One conditional GET; of a queue none.
+        """Read the description, with one conditional GET. For a queue, read nothing.
+
+        Returns:
+            The description as it is now.
 
         Raises:
-            InvalidInput: There is no topic.
-            QueueReset: It was there, and was deleted since, or another one took its place.
-            CorruptData: It cannot be read.
+            InvalidInput: The root has no topic.
+            QueueReset: The topic was deleted since the last read, or another one took its place.
+            CorruptData: The description cannot be read.
             StorageError: The store did not answer within ``timeout_ms``.
         """
         if self.records != TOPIC_FOLDER:
-            return self.description  # of a queue, which stands for a topic
+            return self.description  # a queue that is used as a topic
         found = self._object.read()
         if found is None:
             raise errors.InvalidInput(
@@ -210,13 +272,20 @@ class Topic:
 
     @checked
     def expand(self, partitions: int) -> TopicDescription:
-        """Add partitions until so many are active. May be repeated.
+        """Add partitions until this number of partitions is active. May be repeated.
 
-        The keys that move to another partition lose the order of their records once: with
-        ``rendezvous`` those that the new partitions take over, with ``modulo`` most of them.
+        Keys that move to another partition lose the order of their records once. With
+        ``rendezvous`` these are the keys that the new partitions take over; with ``modulo`` they
+        are most keys.
+
+        Args:
+            partitions: Total number of active partitions.
+
+        Returns:
+            The new description.
 
         Raises:
-            InvalidInput: Fewer than there are, or more than a topic can have.
+            InvalidInput: The topic has more already, or cannot have so many.
             QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
         """
 
@@ -231,13 +300,19 @@ class Topic:
         """Register a reader in all active partitions that lack it, and then on the topic.
 
         In a partition that lacks it, the reader begins at the oldest batch that is kept there. A
-        reader calls this when it starts for the first time, before it hands out a record. Does
-        nothing for a queue that stands for a topic. Logs a warning where this process does not have
-        the right to do this.
+        reader calls this when it starts for the first time, before it hands out a record. For a
+        queue that is used as a topic this does nothing. Without the right to change the description
+        it logs a warning.
+
+        Args:
+            name: The reader.
+
+        Returns:
+            The new description.
 
         Raises:
             InvalidInput: A partition would have too many readers.
-            QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
+            QueueReset, CorruptData, StorageError: As :meth:`read`, for the topic or a partition.
         """
         if self.records != TOPIC_FOLDER:
             return self.description
@@ -249,8 +324,8 @@ class Topic:
         try:
             return self._settle(prepare)
         except errors.PermanentStorageError as error:
-            # A reader may have the right to write its partitions only. An expansion finds it there,
-            # unless it began before the reader did.
+            # A reader may have the right to write only the partitions. An expansion finds it there,
+            # unless the expansion began before the reader did.
             log.warning(
                 "reader %r is not named in the description of the topic at %s: %s. It may miss "
                 "batches if partitions are added at this moment.",
@@ -261,7 +336,7 @@ class Topic:
             return self.description
 
     def register_missing(self) -> dict[str, dict[str, int]]:
-        """Register every reader that some partitions have in those active partitions that lack it.
+        """Register every reader of some partition in all active partitions that lack it.
 
         Returns:
             By partition and reader, the sequence at which the reader begins there. A reader that
@@ -285,7 +360,13 @@ class Topic:
         return registered
 
     def forget_reader(self, name: str) -> TopicDescription:
-        """Remove a reader from the topic; what the partitions know of it stays. May be repeated.
+        """Remove a reader from the topic, but not from its partitions. May be repeated.
+
+        Args:
+            name: The reader.
+
+        Returns:
+            The new description.
 
         Raises:
             QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
@@ -293,10 +374,19 @@ class Topic:
         return self._change(lambda before: before.without_reader(name))
 
     def _settle(self, prepare: Callable[[TopicDescription], TopicDescription]) -> TopicDescription:
-        """Change the description to one that ``prepare`` has made true in the partitions.
+        """Write a description that ``prepare`` has already made true in the partitions.
 
-        ``prepare`` gets the description as it is. Where another process changes it before ours is
-        written, what was prepared may lack a reader or a partition, so ``prepare`` is called again.
+        Args:
+            prepare: Takes the current description, changes the partitions, and returns the new
+                description. If another process changes the description before ours is written, the
+                partitions may lack a reader, or a partition may be missing. So ``prepare`` is
+                called again.
+
+        Returns:
+            The description that was written.
+
+        Raises:
+            TransientStorageError: Other processes were faster :data:`_MOST_CHANGES` times.
         """
         for _ in range(_MOST_CHANGES):
             before = self.read()
@@ -311,12 +401,21 @@ class Topic:
     def _with_logs(
         self, before: TopicDescription, after: TopicDescription, new: Sequence[str]
     ) -> TopicDescription:
-        """Where the partitions are logs, make logs of new ones with all readers of the topic,
-        before a producer writes them (failure F47). Returns the description with these readers.
+        """Make new partitions logs with all readers of the topic, if the others are logs.
 
-        The readers are those that any partition has. This covers readers that only a partition
+        This happens before a producer writes them (failure F47).
+
+        The readers are those that any partition has. This includes readers that only a partition
         knows: those of earlier releases, and those that open one partition as a queue. A reader
-        that no partition has any more has expired everywhere, and is dropped.
+        that is in none of the partitions has expired everywhere, and is dropped.
+
+        Args:
+            before: The current description.
+            after: The description with the new partitions.
+            new: Names of the new partitions.
+
+        Returns:
+            ``after`` with these readers.
         """
         indexes = self._indexes(before.names)
         if not indexes:
@@ -342,7 +441,7 @@ class Topic:
         return after.with_readers(readers, self._runtime.now_ms())
 
     def _indexes(self, names: Iterable[str]) -> dict[str, LogIndex]:
-        """The indexes of those partitions that are logs."""
+        """Return the indexes of those partitions that are logs, by name."""
 
         def read(name: str) -> LogIndex | None:
             config = self.config_of(name, self._settings)
@@ -368,13 +467,19 @@ class Topic:
 
     @checked
     def drain(self, partition: str | int) -> TopicDescription:
-        """End the writing of a partition, by its name or its number, such as 3. May be repeated.
+        """Stop writing to a partition. May be repeated.
 
         Producers stop within seconds. The partition leaves the topic once everything in it is
-        acknowledged: see :meth:`remove_drained`.
+        acknowledged; see :meth:`remove_drained`.
+
+        Args:
+            partition: Its name or its number, such as 3.
+
+        Returns:
+            The new description.
 
         Raises:
-            InvalidInput: There is no such partition, or it is the last one that is written.
+            InvalidInput: The topic has no such partition, or it is the last one that is written.
             QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
         """
         now_ms = self._runtime.now_ms()
@@ -382,14 +487,20 @@ class Topic:
 
     @checked
     def remove_drained(self, after_s: float = DRAIN_S) -> list[str]:
-        """Remove the draining partitions that are empty from the topic. Returns their names.
+        """Remove the draining partitions that are empty from the topic.
 
-        Each has drained for ``after_s`` seconds, by the clocks of this process and of the one that
-        called :meth:`drain`, and is sealed first: the appends of a producer with an older list of
-        partitions fail, and no unread entry is left in it.
+        Each of them is sealed first, so the appends of a producer with an older list of partitions
+        fail, and no unread entry is left in it.
+
+        Args:
+            after_s: Least seconds for which a partition has drained, by the clocks of this process
+                and of the one that called :meth:`drain`.
+
+        Returns:
+            The names of the removed partitions.
 
         Raises:
-            QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
+            QueueReset, CorruptData, StorageError: As :meth:`read`, for the topic or a partition.
         """
         now_ms, description = self._runtime.now_ms(), self.read()
         due = description.may_leave(now_ms, after_s)
@@ -401,13 +512,23 @@ class Topic:
 
     @checked
     def forget_left(self, partitions: Iterable[str]) -> TopicDescription:
-        """Remove partitions from the list of those that have left: their batches are deleted."""
+        """Remove partitions that have left from the list, once their batches are deleted.
+
+        Args:
+            partitions: Names of the partitions.
+
+        Returns:
+            The new description.
+        """
         return self._change(lambda before: before.collected(partitions))
 
     @checked
     def seal(self, partition: str) -> bool:
-        """Close a partition if it is empty. False while it has entries; of a log, while it has a
-        reader that has not acknowledged all, or none that says so.
+        """Close a partition if it is empty, so that later appends fail.
+
+        Returns:
+            False while the partition has entries. A log is not closed while a reader has not
+            acknowledged all entries, or while it has entries and no reader.
 
         Raises:
             QueueReset: Its manifest was lost or restored from an old copy.
@@ -418,8 +539,8 @@ class Topic:
         queue = Queue(self.store, config, runtime=self._runtime, role="topic")
         manifest = queue.read()
         if claim is not None:
-            # A lost manifest would be created again, empty and closed, and the collector would
-            # delete the partition's batches (failure F4).
+            # If the manifest was lost, it would be created again, empty and closed. The collector
+            # would then delete the partition's batches (failure F4).
             claim.check(manifest)
         read_to = None
         if claim is not None and claim.is_log:
@@ -436,14 +557,22 @@ class Topic:
     @staticmethod
     @checked
     def config_of(partition: str, config: Config) -> Config:
-        """Settings for one partition, from those for all; they name no prefix and no manifest."""
+        """Return the settings for one partition, made from those for all partitions.
+
+        Args:
+            partition: Name of the partition.
+            config: Settings that name no prefix and no manifest.
+
+        Raises:
+            InvalidInput: The settings name a prefix or a manifest.
+        """
         if partition == config.data_path_prefix:
-            return config  # a queue that stands for a topic; no partition has such a name
+            return config  # a queue that is used as a topic; partitions do not have such names
         _check_config(config)
         return replace(config, data_path_prefix=partition, manifest_path="")
 
     def _change(self, change: Callable[[TopicDescription], TopicDescription]) -> TopicDescription:
-        # Every change may be applied twice, so a lost answer needs no proof.
+        # Every change may be applied twice, so it does not matter if an answer is lost.
         def decide(before: TopicDescription | None) -> TopicDescription | None:
             return None if before is None else self._changed(change, before)
 
@@ -454,7 +583,7 @@ class Topic:
     ) -> TopicDescription:
         try:
             return change(before)
-        except errors.InvalidInput as error:  # A description does not know where it is.
+        except errors.InvalidInput as error:  # A description does not know its store's URL.
             words = queue_hint(self.url, self._settings)
             raise errors.InvalidInput(str(error).replace("STORE", words)) from None
 
@@ -508,7 +637,11 @@ def _check_config(config: QueueConfig) -> None:
 
 
 def _refuse_queues(store: Store) -> None:
-    """Refuse a root with a queue below it: a partition of a lost topic, or an ordinary queue."""
+    """Refuse a root with a queue below it: a partition of a lost topic, or an ordinary queue.
+
+    Raises:
+        InvalidInput: There is such a queue.
+    """
     for found in store.list("", limit=LISTED_BELOW).objects:
         folder, _, name = found.key.rpartition("/")
         if name == OWNER_NAME:
@@ -519,7 +652,7 @@ def _refuse_queues(store: Store) -> None:
 
 
 REFRESH_S = 2.0
-"""Age of a description at which producers and consumers read it again."""
+"""Age in seconds at which producers and consumers read a description again."""
 
 WAIT_AFTER = 5
 """Multiple of the maximum age at which :meth:`CachedTopic.get` waits for the read."""
@@ -529,8 +662,13 @@ READ_S = 10.0
 
 
 class CachedTopic:
-    """A topic's description, read again in the background when it is ``max_age_s`` old.
-    Thread-safe; the topic that is given is used by this object alone."""
+    """A topic's description that is read again in the background. Thread-safe.
+
+    Args:
+        topic: The topic, which only this object may use from now on.
+        runtime: Clock and threads.
+        max_age_s: Age in seconds at which the description is read again.
+    """
 
     def __init__(self, topic: Topic, runtime: Runtime, max_age_s: float) -> None:
         self._topic = topic
@@ -542,7 +680,7 @@ class CachedTopic:
         self._reading = False
 
     def get(self) -> TopicDescription:
-        """The description as far as it is known; raises nothing. It waits if it is outdated."""
+        """Return the last known description, after a read if it is outdated. Raises nothing."""
         waits = self.is_outdated
         with self._condition:
             begins = not self._reading and self._age_s() >= self._max_age_s
@@ -575,5 +713,6 @@ class CachedTopic:
         finally:
             with self._condition:
                 self._reading = False
-                self._known_at = self._runtime.monotonic()  # also after a failure: not each call
+                # Set this after a failure, too: otherwise each call would try again.
+                self._known_at = self._runtime.monotonic()
                 self._known = found or self._known
