@@ -1,4 +1,4 @@
-"""``broker``: a broker as a process of its own; ``work``: run a command for each batch."""
+"""``broker``: run a broker as its own process; ``work``: run a command for each batch."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.runtime import Runtime
 
-POLL_S = 0.1  # seconds between two checks whether a broker still serves, or threads still work
-WAIT_S = 2.0  # seconds between two checks whether a queue has been created
-STOP_S = 3.5  # seconds for an orderly stop; the process ends within five seconds in any case
-CLAIM_S = 1.0  # longest wait of one claim, so that a signal is noticed
-TERM_S = 1.5  # seconds from a signal until a command that still runs is killed
+POLL_S = 0.1  # Seconds between two checks if a broker still serves, or threads still work.
+WAIT_S = 2.0  # Seconds between two checks if a queue has been created.
+STOP_S = 3.5  # Seconds for an orderly stop; the process always ends within five seconds.
+CLAIM_S = 1.0  # Longest wait for a claim, in seconds, so that a signal is noticed.
+TERM_S = 1.5  # Seconds from a signal until a command that is still running is killed.
 
 END_S = 3.0
-"""Seconds from a signal until threads are no longer waited for; their claims expire then."""
+"""Seconds from a signal until the command stops waiting for its threads. The claims of these
+threads then expire."""
 
 
 def _address(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """A host and a port; an IPv6 address is in brackets."""
+    """Check a host and a port; an IPv6 address is in brackets."""
     if text is None:
         return None
     with suppress(ValueError):
@@ -99,8 +100,9 @@ def broker(
     if advertise is not None:
         where = replace(where, advertise=advertise)
     network = WebSocketNetwork(runtime, where)
-    # A standby listens only while it serves: clients of a dead broker must find its address
-    # refused, also when it is started again. Listening once reports a wrong address now.
+    # A standby listens only while it serves: clients of a dead broker must find that its address
+    # refuses connections, even after it was started again. Listening once here reports a wrong
+    # address at once.
     network.listen().close()
     reader = target.reader()
     if not target.config.create_if_missing and reader.find() is None:
@@ -118,7 +120,7 @@ def broker(
 
 
 def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:
-    """Print which broker serves, whenever that changes, until it cannot serve."""
+    """Print which broker serves, whenever that changes, until this broker cannot serve."""
     printed = ""
     while election.failure is None:
         line = printed
@@ -188,15 +190,15 @@ def work(
 
 @dataclass(eq=False)
 class CommandPool:
-    """Threads that claim batches and run the command for each."""
+    """Threads that claim batches and run the command for each batch."""
 
     claim: Callable[[int, float], Sequence[ClaimedBatch]]
-    command: Sequence[str]  # a program and its arguments
-    parallel: int  # threads
+    command: Sequence[str]  # A program and its arguments.
+    parallel: int  # Threads.
     runtime: Runtime
     report: Callable[[str], None]
-    max_deliveries: int = 0  # a batch that failed so often is rejected; 0 never rejects
-    framing: str = "lines"  # how records are separated on the command's standard input
+    max_deliveries: int = 0  # Reject a batch after this many failures; 0 never rejects.
+    framing: str = "lines"  # Separates records on the command's standard input.
     done: int = 0
     released: int = 0
     rejected: int = 0
@@ -208,7 +210,7 @@ class CommandPool:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Work until a signal, or until an error that is not about one batch."""
+        """Work until a signal, or until an error that is not about a single batch."""
         tasks = [
             self.runtime.spawn(self._work, f"opendata-buffer-work-{number}")
             for number in range(self.parallel)
@@ -225,7 +227,7 @@ class CommandPool:
             raise self._error
 
     def summary(self) -> str:
-        """The outcomes of the batches, when a signal ends the command."""
+        """Return the outcomes of the batches, for a command that a signal ends."""
         return (
             f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} released, "
             f"{self.rejected} in the quarantine"
@@ -266,7 +268,7 @@ class CommandPool:
             self._fail(batch, one_line(str(error)))
             return
         except OSError as error:
-            # The command cannot be started, so the next batch would fail, too.
+            # The command cannot be started, so the next batch would also fail.
             self._release(batch, 0)
             raise Failure(f"cannot run {self.command[0]!r}: {error.strerror or error}") from error
         if code == 0:
@@ -280,7 +282,7 @@ class CommandPool:
         process = subprocess.Popen(
             list(self.command),
             stdin=subprocess.PIPE,
-            # A group of its own: Ctrl-C in a terminal signals this process, which ends the group.
+            # A separate group, so that Ctrl-C only signals this process, which ends the group.
             process_group=0,
             env={
                 **os.environ,
@@ -293,11 +295,11 @@ class CommandPool:
             self._running.add(process)
             stopping = self._stopping
         if stopping:
-            # Started after _stop() had signalled the others: a command that ignores SIGTERM would
-            # outlive this process.
+            # This command started after _stop() had signalled the others. Without SIGKILL, a
+            # command that ignores SIGTERM would outlive this process.
             _signal_group(process, signal.SIGKILL)
         try:
-            # The exit code decides, also of a command that did not read all its input.
+            # Only the exit code counts, even if the command did not read all of its input.
             process.communicate(data)
         finally:
             with self._lock:
@@ -322,12 +324,12 @@ class CommandPool:
                 with self._lock:
                     self.rejected += 1
             return
-        rest = min(2.0 ** min(count - 1, 30), 60.0)  # doubled each time, a minute at most
+        rest = min(2.0 ** min(count - 1, 30), 60.0)  # Doubles up to a minute.
         self.report(f"{what}: delivered again after {rest:g} s")
         self._release(batch, rest)
 
     def _release(self, batch: ClaimedBatch, rest: float) -> None:
-        # A claim that expired is released already; one that cannot be released expires.
+        # An expired claim is already released. A claim that cannot be released will expire.
         with suppress(ClaimLost, OpenDataBufferError):
             batch.release(delay=rest)
         with self._lock:
@@ -335,6 +337,6 @@ class CommandPool:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    # The whole group: the command may be a shell with children of its own.
+    # Signal the whole group: the command may be a shell with children.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""``consume``: the records of a queue or a topic to stdout."""
+"""``consume``: write the records of a queue or a topic to stdout."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ PROGRAM = "opendata-buffer consume"
 AGAIN = "Run it again to read what is left."
 
 GROUP_BATCHES = 100
-"""Batches per acknowledgement: one manifest write for all (OpenData RFC 0001, Consumer)."""
+"""Batches per acknowledgement. One manifest write acknowledges all of them (OpenData RFC 0001,
+Consumer)."""
 
-READ_AHEAD_BYTES = 64 * 1024 * 1024  # stored batches that are held while one is written out
-PARTITION_ENTRIES = 256  # entries of a partition that are read from its manifest at once
-POLL_S = 0.5  # seconds between two reads of an empty queue, with ``--follow``
+READ_AHEAD_BYTES = 64 * 1024 * 1024  # Stored batches held in memory while one is written out.
+PARTITION_ENTRIES = 256  # Entries of a partition that are read from its manifest at once.
+POLL_S = 0.5  # Seconds between two reads of an empty queue, with ``--follow``.
 
 
 @command(timeout_ms=LONG_MS)
@@ -155,7 +156,11 @@ def consume(
 
 
 def _look_past(target: Target, error: PoisonBatch) -> PoisonBatch | Failure:
-    """The error of a look at a log, in which no batch is skipped; of a queue the same error."""
+    """Return the error to show for a batch that cannot be delivered.
+
+    A command that only looks at a log cannot skip a batch, so the error says how to look past it.
+    For a queue it is the same error.
+    """
     queue = target.queue(error.partition) if error.partition else target
     if not queue.is_log():
         return error
@@ -175,18 +180,22 @@ def _look_past(target: Target, error: PoisonBatch) -> PoisonBatch | Failure:
 
 
 Render = Callable[[ArrowBatch], bytes | memoryview]
-"""Converts a batch to the bytes that are written for it."""
+"""Converts a batch to the bytes to write."""
 
 
 def as_framing(framing: Framing) -> Render:
-    """Records as a framing writes them; raises InvalidInput for one that it cannot write."""
+    """Return a function that writes records with a framing.
+
+    The function raises InvalidInput for a record that the framing cannot write.
+    """
     return lambda batch: framing.framed(batch.values, batch.sequence)
 
 
 def json_lines(queue: str) -> Render:
-    """A line with a JSON object for each record, which ``produce --json`` reads.
+    """Return a function that writes a JSON object per record and line, for ``produce --json``.
 
-    ``queue`` is shown as the partition of each record; batches of a topic have their own.
+    Args:
+        queue: The partition to show for each record. Batches of a topic show their own partition.
     """
 
     def lines(batch: ArrowBatch) -> Iterator[str]:
@@ -209,7 +218,7 @@ def json_lines(queue: str) -> Render:
 
 
 def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
-    """The field ``name`` with the text, or ``name_base64`` where the bytes are no UTF-8."""
+    """Return the field ``name`` with the text, or ``name_base64`` if the bytes are not UTF-8."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:
@@ -217,10 +226,11 @@ def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
 
 
 class BatchSource(NamedTuple):
-    """Where :func:`write_out` takes batches from.
+    """The source of batches for :func:`write_out`.
 
-    ``read`` gives the next batches, at most so many; none when there are none yet. ``acknowledge``
-    is called with those that were written out, in the order of reading.
+    Attributes:
+        read: Returns the next batches, up to a number; nothing if no batch is available yet.
+        acknowledge: Called with the batches that were written out, in the order of reading.
     """
 
     read: Callable[[int], Iterable[ArrowBatch]]
@@ -230,7 +240,13 @@ class BatchSource(NamedTuple):
 class RecordWriter:
     """Writes the records of batches to a stream, and counts them.
 
-    In ``total``, "bytes" is the size of the records, however they were written.
+    Args:
+        stream: The stream to write to.
+        render: Converts a batch to the bytes to write.
+        topic: Whether the batches come from several partitions.
+
+    Attributes:
+        total: The counts. "bytes" is the size of the records themselves, in any format.
     """
 
     def __init__(self, stream: BinaryIO, render: Render, *, topic: bool = False) -> None:
@@ -242,7 +258,9 @@ class RecordWriter:
     def write(self, batch: ArrowBatch) -> None:
         """Write all records of a batch and flush the stream.
 
-        Nothing is written of a batch with a record that the framing cannot write (InvalidInput).
+        Raises:
+            InvalidInput: The framing cannot write one of the records. Nothing of the batch was
+                written.
         """
         self._stream.write(self._render(batch))
         self._stream.flush()
@@ -257,7 +275,7 @@ class RecordWriter:
             total["last_sequence"] = batch.sequence
 
     def summary(self) -> str:
-        """What was written out, as a line of JSON."""
+        """Return the counts as a line of JSON."""
         return json.dumps(self.total)
 
     def persist(self) -> None:
@@ -279,10 +297,16 @@ def write_out(
 ) -> None:
     """Write records out, then acknowledge them, group by group.
 
-    A group is acknowledged in one manifest write after its last byte was written. After an error
-    its complete batches are acknowledged, and the rest is delivered again. After BrokenPipeError
-    nothing of the group is acknowledged: how much the reader of the stream got is unknown (failure
-    F8). ``wait`` is called when the source has no batch; None ends then.
+    One manifest write acknowledges a group, after its last byte was written. After an error, the
+    complete batches of the group are acknowledged, and the rest is delivered again. After a
+    BrokenPipeError, nothing of the group is acknowledged, because it is unknown how much the reader
+    of the stream received (failure F8).
+
+    Args:
+        source: The source of the batches.
+        writer: Writes the records.
+        max_batches: Stop after this many batches; None for no limit.
+        wait: Called when the source has no batch; None to return then.
     """
     most = sys.maxsize if max_batches is None else max_batches
     while left := most - writer.total["batches"]:
@@ -307,7 +331,7 @@ def write_out(
 def _queue_source(
     reader: Consumer | ReadOnlyReader, handle: FetchHandle, runtime: Runtime
 ) -> BatchSource:
-    """One queue. A read-only reader acknowledges nothing in the queue."""
+    """Return one queue as a source. A read-only reader acknowledges nothing in the queue."""
 
     return BatchSource(
         lambda limit: _fetched(handle, reader.next_descriptors(limit), runtime),
@@ -324,17 +348,17 @@ def _fetched(
 
 
 def _running(queue: Target) -> str:
-    """The consumer that ``--ack`` would fence, in words; empty where none seems to run."""
+    """Describe the consumer that ``--ack`` would fence; return "" if none seems to be running."""
     if not queue.config.reader:
         return running_consumer(queue)
-    with suppress(InvalidInput):  # Of no queue, or of a name that is new.
+    with suppress(InvalidInput):  # The queue or the name is new.
         found = reader_of(queue, view_of(queue), queue.config.reader)
         return f"reader {found.name!r} ({found.who})" if found.runs else ""
     return ""
 
 
 def _warn_of_removed(queue: Target, reader: ReadOnlyReader) -> None:
-    """Warn who asks for the earliest batch of a queue that it is not the first one produced."""
+    """Warn that the earliest batch of a queue is not the first one that was produced."""
     view = reader.view()
     if isinstance(view, Manifest) and view.first_sequence:
         url, config = queue.store.url, queue.config
@@ -342,7 +366,7 @@ def _warn_of_removed(queue: Target, reader: ReadOnlyReader) -> None:
 
 
 def _begin_of(queue: Target, reader: ReadOnlyReader, start: Start) -> int:
-    """Where to begin to look: at a place in the queue, or where a named reader is."""
+    """Return the sequence to begin at: a position in the queue, or that of a named reader."""
     view, name = reader.view(), queue.config.reader
     if not name:
         return start.sequence_in(view, queue.config, queue.store.url)
@@ -356,7 +380,7 @@ def _topic_source(consumer: TopicConsumer) -> BatchSource:
             count += 1
             yield batch
         if not count:
-            consumer.flush()  # Nothing to read: acknowledgements need not wait for more.
+            consumer.flush()  # Nothing to read, so acknowledge now.
 
     def acknowledge(written: Sequence[Written]) -> None:
         for each in written:
@@ -366,10 +390,10 @@ def _topic_source(consumer: TopicConsumer) -> BatchSource:
 
 
 class ReadOnlyPartition:
-    """The committed batches of one partition, without consuming it."""
+    """Reads the committed batches of one partition without consuming it."""
 
     def __init__(self, queue: Target, start: Start) -> None:
-        self.ready: deque[BatchDescriptor] = deque()  # committed, and not fetched yet
+        self.ready: deque[BatchDescriptor] = deque()  # Committed, but not fetched yet.
         self._queue = queue
         self._reader = queue.reader(AGAIN)
         self._handle = FetchHandle.of(queue.config, store=queue.store).within(queue.prefix)
@@ -378,15 +402,19 @@ class ReadOnlyPartition:
         self._begin: int | None = None
 
     def read(self) -> bool:
-        """Put the next committed batches into :attr:`ready`; whether there were new entries."""
+        """Put the next committed batches into :attr:`ready`.
+
+        Returns:
+            Whether batches were ready already, or new entries were read.
+        """
         if self.ready:
             return True
         if self._begin is None:
             if self._reader.find() is None:
-                self._start = Start(EARLIEST)  # All that it will have is produced after this.
+                self._start = Start(EARLIEST)  # All its batches will be newer than this.
                 return False
-            # Entries before the start pass the filter, too: they may belong to a transaction that
-            # an acknowledgement behind the start commits.
+            # Entries before the start also pass the filter: they may belong to a transaction that
+            # an acknowledgement after the start commits.
             self._begin = _begin_of(self._queue, self._reader, self._start)
         found = self._reader.next_entries(PARTITION_ENTRIES)
         for each in found:
@@ -406,7 +434,7 @@ class ReadOnlyPartition:
 
 
 class ReadOnlyTopic:
-    """A topic without consuming it, partition by partition."""
+    """Reads a topic without consuming it, partition by partition."""
 
     def __init__(self, target: Target, start: Start) -> None:
         assert target.topic is not None
@@ -416,20 +444,20 @@ class ReadOnlyTopic:
         self._partitions: dict[str, ReadOnlyPartition] = {}
 
     def read(self, limit: int) -> Iterator[ArrowBatch]:
-        """The next batches; raises as :meth:`ReadOnlyPartition.read`."""
+        """Yield the next batches, up to ``limit``."""
         partitions = self._partitions
-        # What a partition has that is added later was produced after the start.
+        # All batches of a partition that is added later were produced after the start.
         start = Start(EARLIEST) if partitions else self._start
         for name in self._topic.get().names:
             if name not in partitions:
                 partitions[name] = ReadOnlyPartition(self._target.queue(name), start)
-        # Entries of undecided transactions are read and give no batch: then read on.
+        # Entries of undecided transactions do not make a batch ready: continue reading.
         while any(in_parallel(self._target.runtime, ReadOnlyPartition.read, partitions.values())):
             if any(each.ready for each in partitions.values()):
                 break
         for name, partition in list(partitions.items()):
             wanted = [partition.ready.popleft() for _ in range(min(limit, len(partition.ready)))]
             if wanted:
-                partitions[name] = partitions.pop(name)  # The others come first in the next read.
+                partitions[name] = partitions.pop(name)  # Last in the next read.
                 limit -= len(wanted)
                 yield from partition.fetch(wanted)

@@ -1,10 +1,10 @@
-"""How a command ends: by a documented exit code, one line on stderr, and no traceback.
+"""The end of a command: a documented exit code, one line on stderr, and no traceback.
 
-SIGINT and SIGTERM raise an exception in the main thread, so that a command acknowledges what it
-wrote and flushes what it read. A store that does not answer could delay that for minutes: a second
-thread waits for :data:`ORDERLY_S`, prints the command's summary, and ends the process. Python's C
-handler wakes it through a pipe (``set_wakeup_fd``), because a main thread that hangs in a lock or
-in C code never runs a handler of Python.
+SIGINT and SIGTERM raise an exception in the main thread, so that a command can acknowledge the
+records it wrote and flush the records it read. If a store does not answer, that could take minutes.
+So a second thread waits for :data:`ORDERLY_S`, prints the command's summary, and ends the process.
+Python's C handler wakes this thread through a pipe (``set_wakeup_fd``), because a main thread that
+hangs in a lock or in C code never runs a Python handler.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 READER_GONE = 141
 INTERRUPTED = 130
 TERMINATED = 143
-ORDERLY_S = 4.0  # seconds that an orderly end may take; the whole has five
+ORDERLY_S = 4.0  # Seconds for an orderly end; the process may take five in total.
 
 log = logging.getLogger("opendata_buffer.cli")
 
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 _summaries: list[Callable[[], str]] = []
-_received: list[int] = []  # the exit codes of the signals so far
+_received: list[int] = []  # Exit codes of the signals so far.
 
 
 def one_line(text: object) -> str:
-    """The text without line breaks and secrets, which names and messages of others may contain."""
+    """Return a text without line breaks and secrets, which other programs' texts may contain."""
     return redacted(re.sub(r"\s*[\r\n\v\f\x85\u2028\u2029]\s*", " ", str(text)).strip())
 
 
@@ -47,18 +47,18 @@ class Failure(click.ClickException):
     """An error as the user sees it; exit code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print it on stderr."""
+        """Print the error on stderr."""
         click.echo(f"error: {one_line(self.message)}", err=True)
 
 
 class Exceeded(Failure):
-    """A probe found a limit exceeded. Exit code 1 means that the probe could not find out."""
+    """A limit that a probe found exceeded. Exit code 1 means that the probe could not find out."""
 
     exit_code = 3
 
 
 class FailureGroup(click.Group):
-    """A group of commands whose errors are all shown as :class:`Failure`."""
+    """A group of commands that shows all their errors as :class:`Failure`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options before the command."""
@@ -67,10 +67,10 @@ class FailureGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn every error into an exit code."""
-        if sys.stdout is None:  # the output would be lost without an error
+        if sys.stdout is None:  # Otherwise the output would be lost silently.
             raise Failure("standard output is closed: give the command one, such as >/dev/null")
         if isinstance(sys.stdout, TextIOWrapper):
-            # Names of files need not be valid text: tables show them escaped.
+            # File names may contain invalid text: tables show it escaped.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             result = super().invoke(ctx)
@@ -79,7 +79,7 @@ class FailureGroup(click.Group):
             return result
         except click.Abort:
             if _received:
-                ctx.exit(_received[0])  # click reports Ctrl-C at a question as the answer "no".
+                ctx.exit(_received[0])  # click turns Ctrl-C at a question into "no".
             raise
         except (click.exceptions.Exit, click.ClickException):
             raise
@@ -110,7 +110,7 @@ def run_group(group: click.Group) -> NoReturn:
     _handle_signals()
     threading.excepthook = _log_thread_failure
     try:
-        sys.exit(group.main(prog_name="opendata-buffer"))  # it exits itself
+        sys.exit(group.main(prog_name="opendata-buffer"))  # main() itself exits.
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:  # click writes help and version before it invokes a command.
@@ -122,7 +122,10 @@ def run_group(group: click.Group) -> NoReturn:
 
 
 def _flush_stdout() -> None:
-    """Write what can be written, and discard the rest: it would fail again at exit."""
+    """Write the buffered output as far as possible, and discard the rest.
+
+    The rest would fail again at exit.
+    """
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -145,7 +148,7 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """``warning: message``; with a traceback only where everything is logged (-vv)."""
+    """Formats ``warning: message``; adds a traceback only if everything is logged (-vv)."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{record.levelname.lower()}: {one_line(record.getMessage())}"
@@ -161,23 +164,28 @@ _handler.setFormatter(_OneLine())
 
 
 def log_to_stderr(verbose: int) -> None:
-    """Send log records to stderr: warnings, with 1 information, with 2 everything."""
+    """Send log records to stderr.
+
+    Args:
+        verbose: 0 for warnings, 1 to add information, 2 for everything.
+    """
     _handler.stream = sys.stderr
     root = logging.getLogger()
     if _handler not in root.handlers:
         root.addHandler(_handler)
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.getLogger("opendata_buffer").setLevel(level)
-    # The command reports a batch that failed in its own line.
+    # The command itself reports a batch that failed.
     delivery = logging.getLogger("opendata_buffer.producer.delivery")
     delivery.setLevel(logging.NOTSET if verbose else logging.CRITICAL)
 
 
 @contextmanager
 def print_summary(summary: Callable[[], str]) -> Iterator[None]:
-    """Print a line on stderr when a signal ends the body, also when the body hangs.
+    """Print a line on stderr when a signal ends the body, even if the body hangs.
 
-    Another thread than the body's may call ``summary``, which makes the line.
+    Args:
+        summary: Returns the line. May be called from another thread than the body's.
     """
     _summaries.append(summary)
     try:
@@ -190,10 +198,10 @@ def print_summary(summary: Callable[[], str]) -> Iterator[None]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT.
+    """SIGINT as an exception.
 
-    A subclass, because ``python -m`` ends by the signal when a plain ``KeyboardInterrupt`` leaves
-    an ``exec()``, even if it is caught later. Every dataclass calls ``exec()`` while it is made.
+    A subclass, because ``python -m`` ends with the signal when a plain ``KeyboardInterrupt`` leaves
+    an ``exec()``, even if it is caught later. Every definition of a dataclass calls ``exec()``.
     """
 
 
@@ -203,7 +211,7 @@ def _handle_signals() -> None:
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, _end)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in a background job
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Background jobs ignore it.
         signal.signal(signal.SIGINT, _end)
     runtime = SystemRuntime()
     runtime.spawn(lambda: _end_after_signal(reader, runtime), "opendata-buffer-signals")
@@ -240,7 +248,7 @@ def _print_summaries() -> None:
     while _summaries:
         line = f"{_summaries.pop()()}\n"
         try:
-            # Not through sys.stderr: the main thread may hold its lock.
+            # Do not use sys.stderr: the main thread may hold its lock.
             os.write(2, line.encode(errors="replace"))
         except OSError:
             return

@@ -1,7 +1,7 @@
 """The group ``opendata-buffer`` and its commands, each loaded when it is run.
 
-Every command turns options into a configuration and prints what a function of the library returns.
-Only results go to stdout; progress, summaries and warnings go to stderr.
+Every command converts options into a configuration, calls a function of the library, and prints its
+result. Only results go to stdout; progress, summaries and warnings go to stderr.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ COMMANDS = {
     "abort": ("topic", "End the transaction of a producer that will not be started again."),
     "dump": ("status", "Print the manifest or a batch as JSON."),
 }
-"""Module and summary of each command. ``--help`` prints the summaries and loads no module: loading
-all of them, and Arrow with them, takes half a second."""
+"""Module and summary of each command. ``--help`` prints the summaries without loading a module:
+loading all of them, including Arrow, takes half a second."""
 
 
 class LazyGroup(Exampled, FailureGroup):
     """A group that loads a command's module when the command is run or completed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, in the order of :data:`COMMANDS`."""
+        """Return all commands, in the order of :data:`COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command; None when there is none of this name."""
+        """Return the command; None if no command has this name."""
         if cmd_name not in COMMANDS:
             refuse_moved(ctx, cmd_name)
             return None
@@ -55,7 +55,7 @@ class LazyGroup(Exampled, FailureGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands in ``--help``, and the options that each of them has."""
+        """Write the list of commands for ``--help``, and the options that all of them have."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
         write_storage(ctx, formatter)

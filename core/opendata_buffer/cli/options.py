@@ -1,6 +1,6 @@
 """Options that commands share, and the classes of commands: help, store options, former names.
 
-An option with the name of a setting is handed to the configuration as it is.
+An option with the name of a setting is passed to the configuration unchanged.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOON_MS = 5_000  # deadline of commands that a person waits for
+SOON_MS = 5_000  # Default timeout of commands that a person waits for.
 LONG_MS = 120_000
-"""Deadline of commands that move records, which wait for a store that is down for a while."""
+"""Default timeout of commands that move records. They wait for a store that is briefly down."""
 
 EXAMPLES = {
     "cli": "seq 1000 | opendata-buffer produce /tmp/queue; opendata-buffer consume /tmp/queue",
@@ -69,16 +69,16 @@ MOVED = {
         for command in ("consume", "fsck", "skip", "trim")
     },
 }
-"""Former commands and options, and what took their place."""
+"""Former commands and options, and their replacements."""
 
 
 def refuse_moved(context: click.Context, name: str) -> None:
-    """Raise UsageError for a command or an option that has another name now."""
+    """Raise UsageError for a command or an option that has a new name."""
     if (now := MOVED.get(name)) is not None:
         raise click.UsageError(f"{name!r} is no longer there: {now}", context)
 
 
-# ---- options of every command
+# ---- Options of every command
 
 
 def _option(name: str, metavar: str | None, help_text: str, *, env: bool = False) -> click.Option:
@@ -114,7 +114,7 @@ def _timeout(default_ms: int) -> click.Option:
 
 
 def verbose() -> click.Option:
-    """``-v``, before or after the command."""
+    """Return the option ``-v``, which is accepted before and after the command."""
 
     def log_more(context: click.Context, option: click.Parameter, count: int) -> None:
         if count:
@@ -131,7 +131,7 @@ def verbose() -> click.Option:
 
 
 def write_storage(context: click.Context, formatter: click.HelpFormatter) -> None:
-    """The table of storage options, for the help of the whole."""
+    """Write the table of storage options, for the help of the whole program."""
     title = "Storage options of every command"
     _write_options(context, formatter, title, [*_STORAGE, _timeout(SOON_MS)])
 
@@ -144,14 +144,14 @@ def _write_options(
         formatter.write_dl([each for each in records if each is not None])
 
 
-# ---- commands
+# ---- Commands
 
 
 class Exampled(click.Command):
     """A command or a group whose help screen starts with an example."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The help screen."""
+        """Write the help screen."""
         formatter.write(f"Example: {EXAMPLES[self.name or '']}\n\n")
         super().format_help(ctx, formatter)
 
@@ -168,7 +168,7 @@ class Command(Exampled):
         self.params += [*_STORAGE, _timeout(timeout_ms), verbose()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an option that is gone says what took its place."""
+        """Read the command line; for a removed option, name its replacement."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -176,7 +176,7 @@ class Command(Exampled):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of the library is shown in terms of the command line."""
+        """Run the command; show the library's errors in terms of the command line."""
         try:
             return super().invoke(ctx)
         except OpenDataBufferError as error:
@@ -184,7 +184,7 @@ class Command(Exampled):
             raise Failure(with_flags(str(error))) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, with one line for those of the store."""
+        """Write the options, with one line for those of the store."""
         params = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         own = [each for each in params if each.name not in REACH_STORE]
         _write_options(ctx, formatter, "Options", own)
@@ -194,7 +194,11 @@ class Command(Exampled):
 
 
 def command(timeout_ms: int = SOON_MS) -> Callable[[Callable[..., Any]], Command]:
-    """As ``click.command``; ``timeout_ms`` is the default of ``--timeout-ms``."""
+    """Return a decorator like ``click.command``.
+
+    Args:
+        timeout_ms: The default of ``--timeout-ms``.
+    """
     return click.command(cls=Command, timeout_ms=timeout_ms)
 
 
@@ -202,7 +206,7 @@ _QUEUE = f"{__name__}.queue"
 
 
 def remember_queue(options: dict[str, Any], reach_store: StoreOptions) -> None:
-    """Keep the running command's queue, for an error or a hint."""
+    """Remember the running command's queue, for an error or a hint."""
     words = [str(options["store"])]
     for name in NAMES_ONE_QUEUE:
         if options[name] is not None:
@@ -212,17 +216,17 @@ def remember_queue(options: dict[str, Any], reach_store: StoreOptions) -> None:
 
 
 def queue_words() -> str:
-    """The running command's queue, as the words that name it in another command."""
+    """Return the running command's queue, as the words that name it in another command."""
     words = click.get_current_context().meta[_QUEUE]
     assert isinstance(words, str)
     return words
 
 
 def with_flags(message: str) -> str:
-    """A text of the library, which names settings and calls, in terms of the running command.
+    """Translate a text of the library into terms of the running command.
 
-    ``timeout_ms`` becomes ``--timeout-ms`` where the command has that option, and ``skip(3)``
-    becomes the command ``opendata-buffer skip``.
+    The library's texts name settings and calls. ``timeout_ms`` becomes ``--timeout-ms`` if the
+    command has that option, and ``skip(3)`` becomes the command ``opendata-buffer skip``.
     """
     context = click.get_current_context()
     flags = {"delivery_timeout_ms": "--timeout-ms"}
@@ -253,28 +257,28 @@ def with_flags(message: str) -> str:
         lambda name: f"{flags[name[1]]} NAME" if name[1] in flags else name[0],
         message,
     )
-    # A setting of one word may be an ordinary word of the message.
+    # A setting with one word may also be an ordinary word of the message.
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)
 
 
-# ---- options of several commands
+# ---- Options of several commands
 
 POSITIVE = click.IntRange(min=1)
 NATURAL = click.IntRange(min=0)
 
 
 def flag(name: str, help_text: str) -> Callable[[F], F]:
-    """An option that is given or not; behind a space in ``name`` is the parameter's."""
+    """Return an option without a value. ``name`` may have the parameter's name after a space."""
     return click.option(*name.split(), is_flag=True, help=help_text)
 
 
 def text(name: str, metavar: str, help_text: str, **more: Any) -> Callable[[F], F]:
-    """An option with a text, None where it is not given."""
+    """Return an option with a text; None if it is not given."""
     return click.option(*name.split(), metavar=metavar, help=help_text, **more)
 
 
 def number(name: str, default: int, help_text: str, *, least: int = 1) -> Callable[[F], F]:
-    """An option with a whole number."""
+    """Return an option with a whole number."""
     return click.option(name, type=click.IntRange(min=least), default=default, help=help_text)
 
 
@@ -318,7 +322,7 @@ yes = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
 
 
 def refuse_together(**given: Any) -> None:
-    """Raises UsageError when two of these options are given; they exclude each other."""
+    """Raise UsageError if two of these options are given, because they exclude each other."""
     names = [name for name, value in given.items() if value]
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} cannot be used together")
@@ -328,7 +332,7 @@ _DURATION = re.compile(r"P?(?:(\d{1,6})D)?T?(?:(\d{1,6})H)?(?:(\d{1,6})M)?(?:(\d
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of a duration such as ``7d``, ``1d12h``, ``90m``, ``30s`` or ``P7DT12H``."""
+    """Return the milliseconds of a duration: ``7d``, ``1d12h``, ``90m``, ``30s``, ``P7DT12H``."""
     found = _DURATION.fullmatch(text)
     if found is None or not any(found.groups()):
         raise InvalidInput(f"{text!r} is no duration: use one such as 7d, 12h, 90m or 1d12h")
@@ -340,7 +344,7 @@ _SIZE = re.compile(r"(\d{1,18})(?:([kKMGTP])(i?)B|B)?")
 
 
 def size_bytes(text: str) -> int:
-    """Bytes of a size such as ``500GB``, ``64MiB`` or ``1000``."""
+    """Return the bytes of a size such as ``500GB``, ``64MiB`` or ``1000``."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise InvalidInput(f"{text!r} is no size: use one such as 500GB, 64MiB or 1000")

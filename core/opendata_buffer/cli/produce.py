@@ -1,4 +1,4 @@
-"""``produce``: records from stdin or files into a queue or a topic."""
+"""``produce``: put records from stdin or files into a queue or a topic."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from opendata_buffer.topic.partitioner import Partitioner
 
 READ_BYTES = MIB
 MAX_METADATA_BYTES = 1024 * 1024
-"""Longest metadata of a record: it goes into the manifest, which every append writes whole."""
+"""Longest metadata of a record. It goes into the manifest, which every append writes as a whole."""
 
 _JSON_FACTOR = 6
-"""A record of control characters takes so many times its size in JSON (``\\u0000``)."""
+"""A record of control characters takes this many times its size in JSON (``\\u0000``)."""
 
 
 @command(timeout_ms=LONG_MS)
@@ -125,7 +125,7 @@ def produce(
     label = os.fsencode(metadata or "")
     fixed_key = None if key is None else os.fsencode(key)
     runs = same_label(label, label if key_is_metadata else fixed_key)
-    # A batch stores four more bytes for each record, its length.
+    # A batch stores the length of each record in four more bytes.
     max_input_bytes = target.config.max_batch_bytes - 4
     if as_json:
         runs = JsonRecords(is_topic, fixed_key, key_is_metadata=key_is_metadata).runs
@@ -149,8 +149,10 @@ def produce(
 
 
 def _start_over(target: Target) -> None:
-    """Start the queue over if its manifest is gone or went backwards; of a topic each partition
-    that was ever used, unless it drains."""
+    """Start the queue over if its manifest is gone or went backwards.
+
+    For a topic, this applies to each active partition that was ever used.
+    """
     topic = target.topic
     for queue in target.written():
         if topic is None or queue.prefix in topic.description.active:
@@ -158,9 +160,9 @@ def _start_over(target: Target) -> None:
 
 
 class Run(NamedTuple):
-    """Records with the same metadata, and a key for each or no keys.
+    """Records with the same metadata, and with a key for each record or without keys.
 
-    A producer takes metadata with a call, for all of its records, so records are produced in runs.
+    A ``produce()`` call takes one metadata for all of its records, so records are produced in runs.
     """
 
     records: list[bytes]
@@ -169,12 +171,12 @@ class Run(NamedTuple):
 
 
 Runs = Callable[[Sequence[bytes]], Iterable[Run]]
-"""Converts records of the input to runs. InvalidInput for a record is raised after the runs of all
-before it."""
+"""Converts records of the input to runs. If a record is invalid, InvalidInput is raised after the
+runs of all earlier records."""
 
 
 def same_label(metadata: bytes, key: bytes | None) -> Runs:
-    """All records with the same metadata and key."""
+    """Return a function that makes one run with the given metadata and key."""
 
     def runs(records: Sequence[bytes]) -> Iterable[Run]:
         return [Run(list(records), metadata, None if key is None else [key] * len(records))]
@@ -184,15 +186,15 @@ def same_label(metadata: bytes, key: bytes | None) -> Runs:
 
 @dataclass
 class JsonRecords:
-    """Records as lines of JSON, as ``consume --json`` prints them."""
+    """Decodes records from lines of JSON, as ``consume --json`` prints them."""
 
-    with_keys: bool = False  # read 'key' or 'key_base64', too
-    key: bytes | None = None  # of all records, in place of their own
+    with_keys: bool = False  # Also read 'key' or 'key_base64'.
+    key: bytes | None = None  # Replaces the records' own keys.
     key_is_metadata: bool = False
-    lines: int = 0  # read so far
+    lines: int = 0  # Lines read so far.
 
     def runs(self, lines: Sequence[bytes]) -> Iterable[Run]:
-        """The records of some lines; see :data:`Runs`. Lines of white space are skipped."""
+        """Return the records of some lines; see :data:`Runs`. Skip lines of white space."""
         decoded: list[tuple[bytes, bytes, bytes | None]] = []
         fault = None
         try:
@@ -210,7 +212,7 @@ class JsonRecords:
             raise fault
 
     def _decode(self, line: bytes) -> tuple[bytes, bytes, bytes | None]:
-        """Record, metadata and key of a line."""
+        """Return value, metadata and key of a line."""
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -258,29 +260,38 @@ class InputProducer:
     """
 
     producer: Producer | TopicProducer
-    partitioner: Partitioner  # of a topic's records with keys
+    partitioner: Partitioner  # For records with keys, in a topic.
     runs: Runs
     config: ProducerConfig
-    unit: str  # the word for records in messages, in the plural
+    unit: str  # The word for records in messages, in the plural.
     durable: dict[str, int] = field(
         default_factory=lambda: {"records": 0, "batches": 0, "bytes": 0}
-    )  # always a prefix of the input; "bytes" is the size of the records
+    )  # Always a prefix of the input; "bytes" is the size of the records.
     _pending: deque[tuple[Any, int, int]] = field(default_factory=deque)
     _last: dict[str, int] = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def produce_stream(self, read: Callable[[int], bytes], splitter: Splitter) -> None:
-        """Produce until the stream ends; ``read`` returns available bytes, up to a number.
+        """Produce until the stream ends.
 
-        Raises InvalidInput for a record that fits into no batch or does not fit the framing. The
-        records before it are produced.
+        Args:
+            read: Returns available bytes, up to a number; nothing at the end.
+            splitter: Splits the bytes into records.
+
+        Raises:
+            InvalidInput: A record does not fit into a batch or does not fit the framing. All
+                earlier records were produced.
         """
         while chunk := read(READ_BYTES):
             self.produce(splitter.feed(chunk))
         self.produce(splitter.finish())
 
     def produce(self, records: Sequence[bytes]) -> None:
-        """Produce whole records, and count what has become durable; see :meth:`produce_stream`."""
+        """Produce whole records, and count those that have become durable.
+
+        Raises:
+            InvalidInput: As :meth:`produce_stream`.
+        """
         for run in self.runs(records):
             for part in _calls(run.records, self.config):
                 group, options = run.records[part], dict[str, Any]()
@@ -291,13 +302,13 @@ class InputProducer:
         self.count_durable()
 
     def count_durable(self) -> None:
-        """Count what has become durable; from any thread."""
+        """Count the records that have become durable; may be called from any thread."""
         with self._counting:
             self._count()
 
     def summary(self) -> str:
-        """How much of the input is durable, when a signal ends the command."""
-        # With a timeout: the thread that was interrupted may hold the lock for ever.
+        """Describe how much of the input is durable, for a command that a signal ends."""
+        # With a timeout, because the interrupted thread may hold the lock forever.
         if self._counting.acquire(timeout=0.5):
             with suppress(OpenDataBufferError):
                 self._count()
@@ -315,22 +326,25 @@ class InputProducer:
             self.durable["bytes"] += size
             parts = done if isinstance(done, Mapping) else {"": done}
             for name, each in parts.items():
-                # Calls that share a batch are neighbours, because batches keep produce order.
+                # Calls that share a batch follow each other, because batches keep produce order.
                 self.durable["batches"] += each.sequence != self._last.get(name)
                 self._last[name] = each.sequence
 
     def durable_part(self) -> str:
-        """Which records of the input are durable, in words."""
+        """Describe which records of the input are durable."""
         count = self.durable["records"]
         if not count:
             return f"not one {self.unit.removesuffix('s')} is known to be durable"
-        # Records that went to another partition than a lost one may be durable.
+        # Records in other partitions than a lost record may be durable.
         others = "" if isinstance(self.producer, Producer) else "; of those behind some may be"
         return f"{self.unit} 1 to {count} are durable{others}"
 
 
 def _calls(records: Sequence[bytes], config: ProducerConfig) -> Iterator[slice]:
-    """Cut records into calls: one ends when it is larger than a flush; none exceeds a batch."""
+    """Cut records into ``produce()`` calls.
+
+    A call ends when it is larger than a flush, and never exceeds a batch.
+    """
     begin = size = 0
     for at, record in enumerate(records):
         stored = len(record) + 4

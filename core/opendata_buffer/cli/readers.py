@@ -107,7 +107,7 @@ def enable(
     if reader_expiry is not None:
         given["reader_expiry_ms"] = options.duration_ms(reader_expiry)
     target = target_of(runtime, queue)
-    if target.topic is None:  # A partition need not have been written yet.
+    if target.topic is None:  # A partition may not have been written yet.
         target.reader().manifest()
     plain = [each for each in target.queues() if not each.is_log()]
     for name in filter(None, map(running_consumer, plain)):
@@ -158,14 +158,17 @@ def enable(
 def _enable_all(
     target: Target, given: dict[str, int | None]
 ) -> dict[str, tuple[LogIndex, bool, dict[str, int]]]:
-    """Make logs of a queue, or of all partitions of a topic: also of those that are added while
-    this runs. Returns index, whether it is new, and the readers that were registered, by prefix."""
+    """Make logs of a queue, or of all partitions of a topic, including any added meanwhile.
+
+    Returns:
+        By prefix: the index, whether it is new, and the readers that were registered.
+    """
     indexes = dict[str, tuple[LogIndex, bool]]()
     done, registered = set[str](), dict[str, dict[str, int]]()
     while new := [each for each in target.queues() if each.prefix not in done]:
         for queue in new:
             done.add(queue.prefix)
-            with suppress(Drained):  # A partition that leaves the topic has nothing to be read.
+            with suppress(Drained):  # A partition that leaves the topic is empty.
                 indexes[queue.prefix] = enable_log(queue, **given)
         if target.topic is not None:
             for name, begins in target.topic.register_missing().items():
@@ -293,13 +296,13 @@ def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any)
 
 
 def _fail(faults: list[CorruptData]) -> None:
-    """End with an error where positions could not be read, after the others were shown."""
+    """Raise an error for positions that could not be read, after the others were shown."""
     if faults:
         raise Failure(". ".join(str(fault).rstrip(".") for fault in faults))
 
 
 def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
-    """The place that an option of ``reset`` names, or by how many batches to go on."""
+    """Return the position that an option of ``reset`` names, or how many batches to move by."""
     if kind == "shift_by":
         return int(value)
     if kind == "by_duration":
@@ -313,9 +316,16 @@ def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
 def _readers_in(
     target: Target, name: str | None = None
 ) -> tuple[list[ReaderStatus], list[CorruptData]]:
-    """All readers of a log, or of all partitions, or those of a ``name``, which has to be there;
-    and the errors of those whose position cannot be read. Warns of readers that some partitions of
-    a topic lack."""
+    """Return all readers of a log or of all partitions, or those called ``name``.
+
+    Warns of readers that are missing in some partitions of a topic.
+
+    Returns:
+        The readers; and the errors of those whose position cannot be read.
+
+    Raises:
+        InvalidInput: No reader is called ``name``.
+    """
     found: list[ReaderStatus] = []
     faults: list[CorruptData] = []
     known = dict[str, tuple[str, ...]]()

@@ -131,7 +131,10 @@ def fsck(
 
 
 def _after_rebuild(queue: Target) -> str:
-    """How the readers of a log continue once its manifest was rebuilt: it begins much later."""
+    """Describe where the readers of a log continue after its manifest was rebuilt.
+
+    The rebuilt manifest begins at a much higher sequence.
+    """
     view = view_of(queue)
     (_, last), first = view.gaps[-1], view.manifest.first_sequence
     begin = view.gaps[-1][0] if last == first else first
@@ -253,7 +256,7 @@ def trim(
     if trimmed and not dry_run:
         kept = KEPT if copy else NOT_KEPT
         confirm(f"{plural(trimmed, 'batch')} of {target.store.url} will be deleted, {kept}", yes)
-    # Made here: the thread that prints it when the command hangs has no click context.
+    # Made here, because the thread that prints it for a hanging command has no click context.
     summary = (
         f"ended by a signal: 'opendata-buffer status {options.queue_words()}' shows what still "
         "waits. Copies alone delete nothing: run it again, and no batch is copied twice"
@@ -293,7 +296,7 @@ def _change_grace_period(target: Target, grace_ms: int, yes: bool) -> None:
     queues, longest = target.written(), 0
     for queue in queues:
         claim = queue.owner()
-        if claim is None:  # A mistyped path gets no marker.
+        if claim is None:  # Do not create a marker for a mistyped path.
             queue.reader().manifest()
         longest = max(longest, DEFAULT_GRACE_PERIOD_MS if claim is None else claim.grace_ms)
     if grace_ms < longest:

@@ -1,4 +1,4 @@
-"""``status`` and ``dump``: what is in a queue or a topic, and which consumer reads it."""
+"""``status`` and ``dump``: show a queue or a topic, and the consumer that reads it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import read_bytes
 
-WATCH_S = 2.0  # seconds between two reads with ``--watch``
+WATCH_S = 2.0  # Seconds between two reads with ``--watch``.
 
 
 @command()
@@ -74,7 +74,7 @@ def status(
             raise click.UsageError("--watch shows, and a probe answers once: leave one out")
         _probe(target, max_lag, max_backlog, as_json)
         return
-    # A probe runs every few seconds, and rich would be a third of its time.
+    # A probe runs every few seconds, and loading rich would take a third of its time.
     from rich.live import Live
 
     from opendata_buffer.cli.terminal import open_console, status_table, topic_table
@@ -109,7 +109,7 @@ def status(
 
 
 def _connect(announced: DiscoveryRecord, runtime: Runtime) -> Connection:
-    # Loading the network takes longer than all else, and most queues have no broker.
+    # Loading the network code takes longer than everything else, and most queues have no broker.
     from opendata_buffer.broker.network import WebSocketNetwork
 
     return WebSocketNetwork(runtime).connect(announced)

@@ -1,4 +1,4 @@
-"""From a command's STORE and options to the queue or the topic that they name."""
+"""Find the queue or the topic that a command's STORE and options name."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
 
-if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.
+if TYPE_CHECKING:  # Imports Arrow, which a probe that runs every few seconds does not need.
     from opendata_buffer.admin.trim import Start
 
 
 def check_start(target: Target, start: Start, option: str) -> None:
-    """Raises UsageError for a sequence as the start of a whole topic."""
+    """Raise UsageError for a sequence as the start of a whole topic."""
     if target.topic is not None and start.sequence is not None:
         raise click.UsageError(
             f"{option} {start.text} is a sequence, and partitions count separately: name one with "
@@ -43,10 +43,16 @@ def target_of(
     topic_deadline_ms: int | None = None,
     **settings: Any,
 ) -> Target:
-    """As :func:`one_queue`, for a command that also works on a topic.
+    """Open the store like :func:`one_queue`, for a command that also works on a topic.
 
-    Costs a small read where neither partition, data prefix nor manifest was named;
-    ``topic_deadline_ms`` limits it further than the settings do.
+    Makes a small read unless a partition, a data prefix or a manifest is named.
+
+    Args:
+        runtime: Clock and threads.
+        options: The values of the command's options.
+        make: The class of the configuration.
+        topic_deadline_ms: A shorter limit for that read than the settings have.
+        **settings: Other settings.
     """
     target = one_queue(runtime, options, make, **settings)
     if any(options[name] is not None for name in NAMES_ONE_QUEUE):
@@ -65,13 +71,20 @@ def one_queue(
 ) -> Target:
     """Open the store that a command's options name, for a command about a single queue.
 
-    ``options`` are the values of :data:`.options.queue`, and of options that have the name of a
-    setting of the class ``make``; ``settings`` are others.
+    Args:
+        runtime: Clock and threads.
+        options: The values of :data:`.options.queue`, and of options that are named after a setting
+            of ``make``.
+        make: The class of the configuration.
+        **settings: Other settings.
+
+    Raises:
+        UsageError: Options contradict each other.
     """
     given = dict(options)
     reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}
-    # The attempts of one request share the deadline: a store that accepts connections and never
-    # answers is given up at the deadline, and not after five times 30 seconds.
+    # The attempts of one request share the timeout. Otherwise a command would wait five times 30
+    # seconds for a store that accepts connections but never answers.
     timeout_ms = reach_store["timeout_ms"]
     attempts = 2 if timeout_ms < 30_000 else 3
     share_ms = max(1, timeout_ms // attempts)
@@ -87,7 +100,7 @@ def one_queue(
         raise click.UsageError(
             "--partition names the queue: leave --data-path-prefix and --manifest-path out"
         )
-    if prefix is not None:  # The configuration refuses an empty one.
+    if prefix is not None:  # The configuration refuses an empty prefix.
         given["data_path_prefix"] = prefix
     given["manifest_path"] = given["manifest_path"] or ""
     config = make(**given, **settings, store_options=store_options)
@@ -96,16 +109,19 @@ def one_queue(
         used = _prefix_in_use(store, config.manifest_path)
         config = replace(config, data_path_prefix=used or config.data_path_prefix)
     if partition is not None:
-        if not has_letters(partition):  # Only an abbreviation takes a read of the topic.
+        if not has_letters(partition):  # Only an abbreviation has to read the topic.
             partition = partition_named(partition, Topic.open(config, store=store, runtime=runtime))
         config = Topic.config_of(partition, config)
     return Target(store, config, runtime)
 
 
 def _prefix_in_use(store: Store, manifest_path: str) -> str | None:
-    """The data prefix that holds the first queued batch or, if none is queued, the only one there.
+    """Return the data prefix of the first queued batch, or else the only existing data prefix.
 
-    Only below the manifest's folder: a manifest must not lead anywhere else (failure F23).
+    Looks only below the manifest's folder: a manifest must not lead anywhere else (failure F23).
+
+    Returns:
+        The prefix; None if it cannot be found.
     """
     folder = manifest_path.rpartition("/")[0]
     raw = read_raw(store, manifest_path) if folder else None
@@ -114,8 +130,8 @@ def _prefix_in_use(store: Store, manifest_path: str) -> str | None:
     try:
         keys = [entry.location for entry in Manifest.parse(raw).entries(0, 1)]
     except CorruptData:
-        keys = []  # The command itself says so.
-    with suppress(PermanentStorageError):  # Without the right to list it is the default.
+        keys = []  # The command itself reports this.
+    with suppress(PermanentStorageError):  # Without permission to list, use the default.
         keys = keys or [each.key for each in store.list(f"{folder}/", limit=LISTED_BELOW).objects]
     marked = {each.removesuffix(f"/{OWNER_NAME}") for each in keys if each.endswith(OWNER_NAME)}
     found = {prefix_of(each) for each in keys if is_confined(each, folder)} | marked
@@ -124,9 +140,10 @@ def _prefix_in_use(store: Store, manifest_path: str) -> str | None:
 
 
 def partition_named(given: str, topic: Topic) -> str:
-    """The whole name of a partition, from its name or number.
+    """Return the full name of a partition, from its name or number.
 
-    A partition that has left the topic keeps its unacknowledged batches until they are collected.
+    This includes a partition that has left the topic: it keeps its unacknowledged batches until
+    they are collected.
     """
     known = topic.description
     return known.left_name(given) if known.has_left(given) else known.resolved(given)

@@ -1,4 +1,4 @@
-"""What commands draw in a terminal: tables. Built on rich."""
+"""Tables that commands draw in a terminal. Built on rich."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from opendata_buffer.queue.consumer_note import ConsumerInfo
 
 
 def topic_table(status: TopicStatus) -> Group:
-    """A topic for a person: a line for each partition, then its open transactions and notes."""
+    """Return a topic for a person: a line per partition, then its open transactions and notes."""
     total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
     total += f" (records: {_records(status)})"
     table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
@@ -58,7 +58,10 @@ def topic_table(status: TopicStatus) -> Group:
 
 
 def open_console() -> Console:
-    """Where tables are written: stdout. A pipe has no width, so that columns are not cut off."""
+    """Return a console that writes tables to stdout.
+
+    A pipe has no width, so that columns are not cut off.
+    """
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160
@@ -66,7 +69,7 @@ def open_console() -> Console:
 
 
 def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
-    """A line for each reader, and in a ``topic`` for each of its partitions."""
+    """Return a table with a line per reader; for a ``topic``, per reader and partition."""
     table = Table(box=None)
     for name in ["partition"] * topic + ["reader"]:
         table.add_column(name, style="cyan", min_width=12, overflow="fold")
@@ -87,7 +90,7 @@ def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
 
 
 def reader_table(each: ReaderStatus) -> Table:
-    """All that is known of one reader."""
+    """Return a table with all details of one reader."""
     age_s = each.oldest_unread_seconds
     oldest = "" if age_s is None else f", the oldest {format_age(age_s)}"
     rows = [
@@ -107,7 +110,7 @@ def _expiry(each: ReaderStatus) -> str:
 
 
 def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Two columns, names and values. Values are never interpreted as markup."""
+    """Return a table with two columns, names and values. Values are never parsed as markup."""
     table = Table(title=Text(title), show_header=False, title_justify="left", box=None)
     table.add_column(style="cyan")
     table.add_column(overflow="fold")
@@ -117,7 +120,7 @@ def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def status_table(status: Status) -> Table:
-    """A queue's status for a person."""
+    """Return a queue's status for a person."""
 
     def entry(sequence: int | None, age: float | None) -> str:
         return "-" if sequence is None else f"{sequence:,}, {format_age(age)} old"

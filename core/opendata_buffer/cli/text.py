@@ -1,4 +1,4 @@
-"""Counts, ages and questions as a person reads them, without rich."""
+"""Counts, ages and questions in a form for people, without rich."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from opendata_buffer.cli.errors import Failure
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 batch``, ``2 batches``, ``1,000 copies``."""
+    """Return ``1 batch``, ``2 batches``, ``1,000 copies``."""
     many = {"batch": "batches", "copy": "copies"}.get(noun, f"{noun}s")
     return f"{count:,} {noun if count == 1 else many}"
 
 
 def waiting(batches: int) -> str:
-    """``1 batch waits``, ``2 batches wait``."""
+    """Return ``1 batch waits``, ``2 batches wait``."""
     return f"{plural(batches, 'batch')} {'waits' if batches == 1 else 'wait'}"
 
 
 def format_age(seconds: float | None) -> str:
-    """``93.2`` as ``0:01:33``; None as a dash."""
-    # Negative when another machine's clock runs ahead.
+    """Return an age: ``93.2`` as ``0:01:33``, None as a dash."""
+    # The age is negative if another machine's clock runs ahead.
     return "-" if seconds is None else str(timedelta(seconds=max(0, int(seconds))))
 
 
 def format_time(milliseconds: int, timespec: str = "seconds") -> str | None:
-    """Milliseconds since the Unix epoch in ISO 8601, UTC; None beyond the calendar."""
+    """Return milliseconds since the Unix epoch in ISO 8601, UTC; None for times past year 9999."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec=timespec)
     except (OverflowError, ValueError, OSError):
@@ -36,7 +36,7 @@ def format_time(milliseconds: int, timespec: str = "seconds") -> str | None:
 
 
 def format_span(milliseconds: int | None) -> str:
-    """``604800000`` as ``7d``, ``5400000`` as ``1h30m``; None as ``none``."""
+    """Return a duration: ``604800000`` as ``7d``, ``5400000`` as ``1h30m``, None as ``none``."""
     if milliseconds is None:
         return "none"
     rest, found = milliseconds // 1000, ""
@@ -47,14 +47,18 @@ def format_span(milliseconds: int | None) -> str:
 
 
 def format_retention(milliseconds: int | None, size: int | None) -> str:
-    """How long a log keeps what all readers have acknowledged."""
+    """Describe how long a log keeps batches after all readers have acknowledged them."""
     kept = [] if milliseconds is None else [format_span(milliseconds)]
     kept += [] if size is None else [f"{size:,} bytes"]
     return f"{' or '.join(kept)} at least" if kept else "until all readers have acknowledged"
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Ask before the command does ``what``, a sentence; fail if standard input is no terminal."""
+    """Ask before the command does ``what``, a sentence.
+
+    Raises:
+        Failure: Standard input is not a terminal, and ``yes`` was not given.
+    """
     if yes:
         return
     if not is_interactive():
@@ -63,5 +67,5 @@ def confirm(what: str, yes: bool) -> None:
 
 
 def is_interactive() -> bool:
-    """Whether standard input is a terminal."""
+    """Return whether standard input is a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()

@@ -1,4 +1,4 @@
-"""``topic`` and ``abort``: create and change topics, end open transactions."""
+"""``topic`` and ``abort``: create and change topics, abort open transactions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def drain(runtime: Any, /, partition: str, **store: Any) -> None:
 
 
 def _config(runtime: Any, store: dict[str, Any]) -> Any:
-    """Settings of the topic's root."""
+    """Return the settings of the topic's root."""
     return one_queue(runtime, dict.fromkeys(NAMES_ONE_QUEUE) | store).config
 
 
