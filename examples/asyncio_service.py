@@ -2,9 +2,9 @@
 
     python examples/asyncio_service.py s3://bucket/orders
 
-Ten clients place twenty orders each, at the same time. A client's next order waits for the answer
-to the one before, so no answer may be given before the order is safe; all clients share the batches
-and manifest writes of one producer.
+Ten clients place twenty orders each, at the same time. A client waits for the answer to an order
+before it places the next one, so the service must not answer before the order is safe. All clients
+share the batches and manifest writes of one producer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OrderService:
         self._producer = producer
 
     async def place(self, order: dict[str, object]) -> int:
-        """Accept an order; the number of its batch, once it cannot get lost any more."""
+        """Accept an order; return the number of its batch, once the order cannot be lost."""
         record = json.dumps(order).encode()
         handle = await self._producer.produce_async([record])
         durable = await handle
@@ -34,14 +34,14 @@ class OrderService:
 
 
 async def client(number: int, service: OrderService) -> int:
-    """Places orders one after the other; how many were accepted."""
+    """Place orders one after the other; return how many were accepted."""
     for order in range(ORDERS):
         await service.place({"client": number, "order": order})
     return ORDERS
 
 
 async def main(store: str) -> None:
-    """Serve all clients, then close the producer, which flushes what is left."""
+    """Serve all clients, then close the producer, which flushes the remaining records."""
     with Producer(ProducerConfig(store=store, flush_interval_ms=20)) as producer:
         service = OrderService(producer)
         accepted = await asyncio.gather(*(client(n, service) for n in range(CLIENTS)))

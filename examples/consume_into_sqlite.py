@@ -3,9 +3,9 @@
     python examples/consume_into_sqlite.py s3://bucket/orders orders.db
     python examples/consume_into_sqlite.py s3://bucket/orders orders.db --exactly-once
 
-Without ``--exactly-once`` a batch is acknowledged after it was written: one that was written and
-not acknowledged, because the service was killed in between, is written again. With it each
-transaction of the database also saves the position behind its batch, and the service starts there.
+Without ``--exactly-once``, the service acknowledges a batch after writing it. If it is killed in
+between, it writes the batch again after a restart. With ``--exactly-once``, each transaction of the
+database also saves the position after its batch, and the service starts there.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), po
 
 
 class Database:
-    """The service's own tables; PostgreSQL differs by its driver only."""
+    """The service's own tables; with PostgreSQL only the driver differs."""
 
     def __init__(self, path: str) -> None:
         self._connection = sqlite3.connect(path, check_same_thread=False)
         self._connection.executescript(SCHEMA)
 
     def position(self) -> str | None:
-        """Where the last transaction that saved a position ended."""
+        """Return the last position that was saved; None before the first one."""
         found = self._connection.execute("SELECT position FROM position").fetchone()
         return None if found is None else str(found[0])
 
@@ -45,7 +45,7 @@ class Database:
 
 
 async def consume(url: str, database: Database, *, exactly_once: bool) -> None:
-    """Write batch after batch."""
+    """Write batch after batch to the database."""
     saved = database.position() if exactly_once else None
     async with await asyncio.to_thread(Consumer, url, saved) as consumer:
         print("ready", flush=True)
@@ -56,7 +56,10 @@ async def consume(url: str, database: Database, *, exactly_once: bool) -> None:
 
 
 async def serve(url: str, database: Database, *, exactly_once: bool) -> None:
-    """Consume until a signal comes. Other errors than these end the service: they need a person."""
+    """Consume until a signal comes.
+
+    Starts again after a RetryLater. Other errors end the service, because they need a person.
+    """
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):

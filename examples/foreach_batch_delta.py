@@ -1,13 +1,13 @@
-"""One query, two targets: a Delta table, and a queue for whoever comes next.
+"""One query, two targets: a Delta table, and a queue for further readers.
 
     python examples/foreach_batch_delta.py STORE_IN STORE_OUT TABLE CHECKPOINT
 
 reads the queue STORE_IN, writes every order to TABLE, and the large ones to the queue STORE_OUT.
-Spark calls the function again after a failure. Both targets recognise a micro-batch that they
-have: Delta by ``txnAppId`` and ``txnVersion``, the queue by the same two.
+After a failure, Spark calls the function again. Both targets recognise a micro-batch that they
+already have: Delta by ``txnAppId`` and ``txnVersion``, the queue by the same two.
 
-In a session without Delta's extension TABLE is a folder of Parquet files, with one folder in it
-for each micro-batch, which a repeat overwrites.
+In a session without Delta's extension, TABLE is a folder of Parquet files. It has one folder for
+each micro-batch, which a repeat overwrites.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGE = 100
 
 
 def table_writer(spark: SparkSession, table: str) -> Callable[[DataFrame, int], None]:
-    """A write to the table that may be repeated."""
+    """Return a function that writes to the table, and may be called again for a micro-batch."""
 
     def delta(orders: DataFrame, batch_id: int) -> None:
         writer = orders.write.format("delta").mode("append")
@@ -38,7 +38,7 @@ def table_writer(spark: SparkSession, table: str) -> Callable[[DataFrame, int], 
 
 
 def main(spark: SparkSession, source: str, target: str, table: str, checkpoint: str) -> None:
-    """Process what is queued, and stop."""
+    """Process the queued records, and stop."""
     to_table = table_writer(spark, table)
     to_queue = foreach_batch_writer(target, txn_app_id=APP)
 
@@ -46,7 +46,7 @@ def main(spark: SparkSession, source: str, target: str, table: str, checkpoint: 
         orders = records.selectExpr("from_json(value, 'id BIGINT, amount DOUBLE') AS o").select(
             "o.*"
         )
-        orders.persist()  # read once, written twice
+        orders.persist()  # Read once, written twice.
         to_table(orders, batch_id)
         large = orders.where(orders.amount >= LARGE)
         to_queue(large.selectExpr("to_json(struct(*)) AS value"), batch_id)

@@ -1,11 +1,11 @@
-"""What OpenData's exporter wrote for the OpenTelemetry Collector, as rows of metrics and logs.
+"""Read the output of OpenData's exporter for the OpenTelemetry Collector: metrics and logs.
 
     pip install opentelemetry-proto
     python examples/read_opentelemetry.py s3://my-otel-bucket ingest/otel/metrics
 
-The folder is the one that holds the exporter's ``data_path_prefix`` and ``manifest_path``.
+The folder is the one that contains the exporter's ``data_path_prefix`` and ``manifest_path``.
 
-Each record is one export, as OTLP in Protocol Buffers. Executors need ``opentelemetry-proto`` too.
+Each record is one export, as OTLP in Protocol Buffers. Executors also need ``opentelemetry-proto``.
 Spans are read in the same way: ``trace_pb2.TracesData`` with its ``resource_spans``,
 ``scope_spans`` and ``spans``.
 """
@@ -25,7 +25,10 @@ COLUMNS = "value BINARY, otel_signal STRING, otel_encoding STRING, sequence BIGI
 
 
 def points(record: bytes) -> Iterator[tuple[Any, ...]]:
-    """Service, name, unit, time and value of each point; histograms have buckets and no value."""
+    """Yield service, name, unit, time (ns) and value of each point of a gauge or a sum.
+
+    Histograms are left out: they have buckets and no value.
+    """
     from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 
     for resource in MetricsData.FromString(record).resource_metrics:
@@ -40,7 +43,7 @@ def points(record: bytes) -> Iterator[tuple[Any, ...]]:
 
 
 def log_records(record: bytes) -> Iterator[tuple[Any, ...]]:
-    """Service, severity, time and text of each log record."""
+    """Yield service, severity, time (ns) and text of each log record."""
     from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
 
     for resource in LogsData.FromString(record).resource_logs:
@@ -52,18 +55,18 @@ def log_records(record: bytes) -> Iterator[tuple[Any, ...]]:
 
 @udf(returnType="array<struct<service string, name string, unit string, ns bigint, value double>>")
 def points_of(record):
-    """The points of a record."""
+    """Return the points of a record."""
     return list(points(record))
 
 
 @udf(returnType="array<struct<service string, severity string, ns bigint, body string>>")
 def log_records_of(record):
-    """The log records of a record."""
+    """Return the log records of a record."""
     return list(log_records(record))
 
 
 def metrics(queue: DataFrame) -> DataFrame:
-    """A row for each point."""
+    """Return a row for each point."""
     exports = queue.where("otel_signal = 'metrics' AND otel_encoding = 'otlp_protobuf'")
     return exports.select("sequence", "index", explode(points_of("value")).alias("point")).select(
         "sequence", "index", "point.*", (col("point.ns") / 1e9).cast("timestamp").alias("time")
@@ -71,13 +74,13 @@ def metrics(queue: DataFrame) -> DataFrame:
 
 
 def logs(queue: DataFrame) -> DataFrame:
-    """A row for each log record."""
+    """Return a row for each log record."""
     exports = queue.where("otel_signal = 'logs' AND otel_encoding = 'otlp_protobuf'")
     return exports.select(explode(log_records_of("value")).alias("log")).select("log.*")
 
 
 def main(spark: SparkSession, store: str, folder: str) -> None:
-    """Print the metrics that are queued in the exporter's folder."""
+    """Print the queued metrics of the exporter's folder."""
     queue = (
         spark.read.format("opendata-buffer")
         .option("dataPathPrefix", f"{folder}/data")

@@ -24,7 +24,7 @@ class QueueWriter:
         self.queue = queue
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
-        """A batch of real-time mode begins in this task; each task has a producer of its own."""
+        """Start a producer for this task, at the beginning of a batch of real-time mode."""
         from opendata_buffer import Producer, ProducerConfig
 
         self.producer: Any = Producer(ProducerConfig(store=self.queue, flush_interval_ms=20))
@@ -41,14 +41,20 @@ class QueueWriter:
 
 
 def start(rows: DataFrame, queue: str, checkpoint: str, batch: str = "5 seconds") -> StreamingQuery:
-    """Write the rows of a stream as they come.
+    """Write the rows of a stream as they arrive.
 
-    Spark hands Python full blocks of rows, and the rest when the batch ends: ``batch`` is how long
-    a row waits at most, and what a failure repeats. Five seconds is the least.
+    Spark gives Python full blocks of rows, and the rest when the batch ends.
+
+    Args:
+        rows: The stream.
+        queue: The store of the queue.
+        checkpoint: The folder of the checkpoint.
+        batch: The duration of a batch, at least five seconds. A row waits at most this long, and a
+            failure repeats rows of this period.
     """
     return (
         rows.writeStream.foreach(QueueWriter(queue))
-        .outputMode("update")  # real-time mode takes no other
+        .outputMode("update")  # Real-time mode accepts no other mode.
         .option("checkpointLocation", checkpoint)
         .trigger(realTime=batch)
         .start()

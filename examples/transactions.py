@@ -1,8 +1,8 @@
 """Money moves between accounts: each transfer is two records in two partitions, or none.
 
-Makes a topic if there is none, books some transfers, and adds up what a reader of committed
-messages gets: all accounts together always have what they began with. The word "crash" kills the
-process in the middle of its last transfer; run it again without, and the sum is right.
+Creates a topic if necessary, books some transfers, and adds up the messages that a reader of
+committed messages gets. The sum over all accounts never changes. The word "crash" kills the process
+in the middle of its last transfer. Run it again without the word, and the sum is right.
 
     pip install .
     python examples/transactions.py /tmp/bank
@@ -24,7 +24,7 @@ TRANSFERS = 20
 
 
 def topic_at(url: str) -> Topic:
-    """The topic, made when there is none."""
+    """Return the topic; create it if it does not exist."""
     try:
         return Topic.open(url)
     except InvalidInput:
@@ -32,21 +32,21 @@ def topic_at(url: str) -> Topic:
 
 
 def book(publisher: Publisher, amount: int, source: str, target: str) -> None:
-    """One transfer: a record for each of both accounts, as part of the open transaction."""
+    """Book one transfer: a record for each of the two accounts, in the open transaction."""
     for account, change in ((source, -amount), (target, amount)):
         record = json.dumps({"account": account, "change": change}).encode()
         publisher.publish_uncommitted([record], keys=[account])
 
 
 def main(url: str, crash: bool) -> None:
-    """Book transfers, the last of them perhaps by half, and add up what a reader gets."""
-    # A new publisher of the name ends what the one before left: commits it, or rolls it back.
+    """Book transfers and add up a reader's records; ``crash`` ends before the last commit."""
+    # A new publisher with this name commits or rolls back the transaction of the previous one.
     with Publisher(topic_at(url), "transfers") as publisher:
         for number in range(TRANSFERS):
             source, target = random.sample(ACCOUNTS, 2)
             book(publisher, random.randint(1, 100), source, target)
             if crash and number == TRANSFERS - 1:
-                publisher.build_ack_intents()  # all of it is durable, and nothing is decided
+                publisher.build_ack_intents()  # All of it is durable, but undecided.
                 os._exit(1)
             publisher.commit()
 

@@ -2,10 +2,10 @@
 
     python examples/worker_pool.py s3://bucket/orders
 
-A queue has one consumer, but its batches may be fetched anywhere: descriptors and the fetch
-handle pickle. A batch is acknowledged when all of its run are processed, so whatever a crash
-interrupts comes again. Where that matters, let the workers write their results in one transaction
-with the sequence.
+A queue has one consumer, but any process may fetch its batches: descriptors and the fetch handle
+pickle. The consumer acknowledges a batch once all batches of its run are processed. So batches that
+a crash interrupts are delivered again. If that matters, let the workers write their results and the
+sequence in one transaction.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ RUN = 100
 
 
 def count(fetch: FetchHandle, descriptor: BatchDescriptor) -> tuple[int, int]:
-    """In a worker: fetch one batch; its number and how many records it has."""
+    """Fetch one batch, in a worker; return its sequence and its number of records."""
     batch = fetch.fetch(descriptor)
     return batch.sequence, len(batch.entries)
 
 
 def main(store: str) -> None:
-    """Process everything that is queued."""
+    """Process all queued batches."""
     records = 0
-    # "spawn": a forked worker would share the connections and threads of this process.
+    # Not "fork": a forked worker would share the connections and threads of this process.
     with (
         Consumer(ConsumerConfig(store=store)) as consumer,
         multiprocessing.get_context("spawn").Pool(PROCESSES) as pool,

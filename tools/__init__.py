@@ -1,1 +1,1 @@
-"""What ``./run`` and the tests need beside the project: nothing here is installed with it."""
+"""Tools for ``./run`` and the tests, which are not installed with the project."""

@@ -1,7 +1,7 @@
-"""The Grafana dashboard, as a program: ``python -m tools.dashboard`` writes its JSON.
+"""The Grafana dashboard as a program: ``python -m tools.dashboard`` writes its JSON.
 
-A panel is a line here and forty in the file. ``tests/monitoring`` sees that the file is what this
-makes, and evaluates each expression in a real Prometheus.
+A panel takes one line here, and forty in the file. ``tests/monitoring`` checks that the file is up
+to date, and evaluates each expression in a real Prometheus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDTH = 24
 
 @dataclass(frozen=True)
 class Line:
-    """One expression, and how its lines are named."""
+    """One expression, with the template for the names of its lines."""
 
     expr: str
     legend: str = ""
@@ -33,13 +33,13 @@ class Panel:
     """One panel.
 
     Attributes:
-        title: What is measured.
-        why: What it means, and what to do; shown at the title.
-        lines: What is drawn.
-        unit: Grafana's name of it.
+        title: The measured value.
+        why: The meaning of the value, and advice; shown at the title.
+        lines: The expressions to draw.
+        unit: Grafana's name of the unit.
         kind: ``timeseries``, or ``stat`` for the last value.
         width: Columns.
-        steps: Values from which it is yellow, and red.
+        steps: The values where the panel turns yellow, and red.
     """
 
     title: str
@@ -52,34 +52,34 @@ class Panel:
 
 
 def rate(metric: str, by: str = "job", labels: str = CHOSEN) -> str:
-    """What a counter grew by per second."""
+    """Return the growth of a counter per second."""
     return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def grown(metric: str) -> str:
-    """By how much a counter grew in the time that is shown."""
+    """Return the growth of a counter in the displayed time range."""
     return f"sum by (job) (increase({metric}{{{CHOSEN}}}[$__range]))"
 
 
 def either(metric: str, suffix: str, labels: str) -> str:
-    """A metric to whose name some exporters add its unit."""
+    """Return a metric, with or without the unit that some exporters add to its name."""
     stem, _, total = metric.partition("@")
     return f'{{__name__=~"{stem}({suffix})?{total}", {labels}}}'
 
 
 def quantile(share: float, metric: str) -> str:
-    """Of a histogram, over all processes of a job."""
+    """Return a quantile of a histogram, over all processes of a job."""
     buckets = f"rate({metric}_bucket{{{CHOSEN}}}[$__rate_interval])"
     return f"histogram_quantile({share}, sum by (job, le) ({buckets}))"
 
 
 def gauge_of_reader(metric: str) -> str:
-    """What any process of a job reports of a reader."""
+    """Return the largest value that any process of a job reports for a reader."""
     return f"max by (queue, reader) ({metric}{{{QUEUE}}})"
 
 
 def gauge(metric: str, labels: str = QUEUE) -> str:
-    """The largest that any process of a job reports of a queue."""
+    """Return the largest value that any process of a job reports for a queue."""
     return f"max by (queue) ({metric}{{{labels}}})"
 
 
@@ -92,7 +92,7 @@ STORED = either("buffer_stored@", "_bytes", QUEUE)
 
 
 def per_second(selector: str) -> str:
-    """:func:`rate` of a selector."""
+    """Return the growth per second of a selector, summed like :func:`rate`."""
     return f"sum by (job) (rate({selector}[$__rate_interval]))"
 
 
@@ -330,7 +330,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The whole, as Grafana imports it."""
+    """Return the whole dashboard, as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in ROWS.items():
@@ -465,7 +465,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file's content."""
+    """Return the content of the file."""
     return json.dumps(dashboard(), indent=2) + "\n"
 
 

@@ -34,7 +34,7 @@ from tools.servers import CACHE
 ROOT = Path(__file__).parents[1]
 EXPLAINED = ROOT / "tests" / "mutants.toml"
 FOLDER = CACHE.parent / "mutants"
-"""Holds a copy and the results of each module. Two runs must not share it."""
+"""The copy and the results of each module. Two runs must not share it."""
 
 _FORMATS = ("tests/unit/formats", "tests/golden")
 MODULES = {
@@ -67,8 +67,8 @@ MODULES = {
         "tests/unit/queue/test_retention.py",
     ),
 }
-"""The modules that are tested this way, and the tests that have to notice their mutants. These run
-once for every mutant, so the few that start a process or take seconds are left out below."""
+"""The modules to mutate, and the tests that must notice their mutants. The tests run once for every
+mutant, so the few that start a process or take seconds are left out."""
 
 _COPIED = ("tests", "tools", "buffer_source", "buffer_sink", "pyproject.toml")
 _SETTINGS = """\
@@ -90,14 +90,14 @@ timeout_constant = 3.0
 timeout_multiplier = 4.0
 """
 _CHECKED = re.compile(r"^ *@checked\n", re.MULTILINE)
-"""Left out of the mutated module, because mutmut passes over functions with decorators."""
+"""Removed from the mutated module, because mutmut skips functions with decorators."""
 _ALIVE = (0, 33, None)
 """Exit codes: the tests passed, no test reaches the function, or the mutant was not tested yet."""
 _LITERAL = re.compile(r'"[^"]*"')
 
 
 class Mutant(NamedTuple):
-    """One mutant, named by what it changes, because mutmut's numbers change with every edit.
+    """One mutant, identified by its change, because mutmut's numbers change with every edit.
 
     Attributes:
         function: Dotted path of the function below ``opendata_buffer``.
@@ -111,9 +111,11 @@ class Mutant(NamedTuple):
 
     @property
     def changes_only_text(self) -> bool:
-        """Whether only the wording of an error or a line of the debug or info log differs. Tests
-        quote the part of a message that its reader acts on, not every word. A literal without a
-        space may be a key, so it counts."""
+        """Whether only the wording of an error or a line of the debug or info log differs.
+
+        Tests quote the part of a message that its reader acts on, not every word. A literal without
+        a space may be a key, so it counts.
+        """
         if self.before.startswith(("log.debug(", "log.info(")) and "\n" not in self.before:
             return True
         pairs = list(zip(_LITERAL.findall(self.before), _LITERAL.findall(self.after), strict=False))
@@ -130,7 +132,7 @@ class Mutant(NamedTuple):
 
 
 class Results(NamedTuple):
-    """How the mutants of one module fared."""
+    """The results of the mutants of one module."""
 
     total: int
     killed: int
@@ -143,7 +145,7 @@ def prepare(module: str, again: bool) -> Path:
 
     Args:
         module: A key of :data:`MODULES`.
-        again: Keep what the last run killed.
+        again: Keep the results of mutants that the last run killed.
 
     Returns:
         The folder to run mutmut in.
@@ -169,11 +171,11 @@ def prepare(module: str, again: bool) -> Path:
         tests="\n    ".join(MODULES[module]),
     )
     (folder / "setup.cfg").write_text(settings)
-    # A test that was edited may reach other functions than before.
+    # After an edit, a test may reach other functions than before.
     (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
     recorded = _recorded(folder, module)
     if recorded.exists():
-        # mutmut runs what has no result, and forgets the results of functions that were edited.
+        # mutmut runs mutants without a result, and forgets the results of edited functions.
         results = json.loads(recorded.read_text())
         codes = results["exit_code_by_key"]
         codes.update({name: None for name, code in codes.items() if code in _ALIVE})
@@ -206,12 +208,12 @@ def run(module: str, children: int, again: bool) -> Results:
 
 
 def _recorded(folder: Path, module: str) -> Path:
-    """Where mutmut records pytest's exit code for each mutant."""
+    """Return the path where mutmut records pytest's exit code for each mutant."""
     return folder / "mutants" / "src" / "opendata_buffer" / f"{module}.py.meta"
 
 
 def _mutant(folder: Path, module: str, name: str) -> Mutant:
-    """What a mutant of mutmut changes."""
+    """Return the change that a mutant of mutmut makes."""
     from mutmut.mutation.diff_apply import get_diff_for_mutant
 
     here = Path.cwd()
@@ -230,7 +232,7 @@ def _mutant(folder: Path, module: str, name: str) -> Mutant:
 
 
 def explained() -> dict[Mutant, str]:
-    """Read the mutants that need no test, and why."""
+    """Return the mutants that need no test, and the reasons."""
     entries = tomllib.loads(EXPLAINED.read_text())["explained"]
     return {
         Mutant(entry["function"], entry["before"], entry["after"]): entry["reason"]

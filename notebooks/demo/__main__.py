@@ -1,4 +1,4 @@
-"""``./run demo``: start the storage, three producers and the query; show; prove."""
+"""``./run demo``: start the storage, three producers and the query; show and prove the results."""
 
 from __future__ import annotations
 

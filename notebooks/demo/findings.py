@@ -1,4 +1,4 @@
-"""What the output says: delays by day, week and carrier, and whether all records are there once."""
+"""Results of the output: delays by day, week and carrier, and a proof that it is complete."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Figure(NamedTuple):
     """One figure of the proof.
 
     Attributes:
-        name: Of what.
-        got: In Parquet; None where there is nothing.
-        want: In the source.
+        name: The name of the figure.
+        got: The value in Parquet; None without records.
+        want: The value in the source.
     """
 
     name: str
@@ -54,29 +54,29 @@ class Figure(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether they agree."""
+        """Whether both values are equal."""
         return self.got == self.want
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The records in Parquet against those of the source, for each producer and for all."""
+    """The records in Parquet compared with the source, for each producer and for all."""
 
     rows: dict[str, tuple[Figure, ...]]
 
     @property
     def is_exact(self) -> bool:
-        """Whether every record is there once and unchanged."""
+        """Whether every record is there exactly once and unchanged."""
         return all(figure.is_exact for row in self.rows.values() for figure in row)
 
     @property
     def total(self) -> Figure:
-        """How many records there are."""
+        """The number of records."""
         return self.rows["all"][0]
 
 
 def days(places: Places) -> list[Delay]:
-    """The delay of each day, in order."""
+    """Return the delay of each day, in order."""
     flights = places.written(["year", "month", "day", "dep_delay"]).drop_null()
     found = flights.group_by(["year", "month", "day"]).aggregate(
         [("dep_delay", "count"), ("dep_delay", "mean")]
@@ -93,9 +93,9 @@ def days(places: Places) -> list[Delay]:
 
 
 def weeks(of_days: Sequence[Delay]) -> list[Delay]:
-    """The delay of each seven days from the first day on; every flight counts the same.
+    """Return the delay of each period of seven days; every flight has the same weight.
 
-    What is left at the end belongs to the last of them: a year is 52 weeks and a day.
+    The days that are left at the end belong to the last period: a year is 52 weeks and a day.
     """
     if not of_days:
         return []
@@ -113,13 +113,13 @@ def _mean(delays: Sequence[Delay]) -> tuple[int, float]:
 
 
 def carriers(places: Places) -> list[Carrier]:
-    """The airlines, the latest first, from what the query summed up per carrier and hour."""
+    """Return the airlines, most delayed first, from the query's sums per carrier and hour."""
     files = [str(each) for each in places.delays.glob("batch=*/*.parquet")]
     parts = pa.dataset.dataset(files, format="parquet").to_table()
     sums = [("departed", "sum"), ("minutes", "sum")]
     by_carrier: dict[str, list[dict[str, Any]]] = {}
     for each in parts.group_by(["carrier", "hour"]).aggregate(sums).to_pylist():
-        if each["departed_sum"]:  # a flight that was cancelled has no delay
+        if each["departed_sum"]:  # A cancelled flight has no delay.
             by_carrier.setdefault(each["carrier"], []).append(each)
 
     def mean(rows: Sequence[dict[str, Any]]) -> float:
@@ -128,7 +128,7 @@ def carriers(places: Places) -> list[Carrier]:
 
     found = []
     for carrier, rows in by_carrier.items():
-        # An hour with a handful of flights in the year says nothing.
+        # An hour with only a few flights in the year is not meaningful.
         usual = [row for row in rows if row["departed_sum"] >= 30] or rows
         worst = max(usual, key=lambda row: mean([row]))
         departed = sum(row["departed_sum"] for row in rows)
@@ -138,7 +138,7 @@ def carriers(places: Places) -> list[Carrier]:
 
 
 def prove(places: Places) -> Proof:
-    """Compare what is in Parquet with what the package of the data holds."""
+    """Compare the records in Parquet with the package that contains the data."""
     found = places.written(["airport", "row", "crc"])
     shares = [Share.of(airport) for airport in AIRPORTS]
     rows = {}

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, for who did not watch."""
+"""The report: one self-contained HTML file for everyone who did not watch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Run:
     """One run of the demo.
 
     Attributes:
-        buffer: What the buffer was, in a few words.
-        command: What repeats it.
-        samples: Its counters through time.
-        marks: What happened.
-        rows: The rows of each micro-batch, those of earlier runs included.
-        durable_ms: From produce to durable, of each call.
-        micro_batches: What Spark says of the micro-batches of this run.
+        buffer: A short description of the buffer.
+        command: The command that repeats the run.
+        samples: The counters over time.
+        marks: The events of the run.
+        rows: The rows of each micro-batch, including those of earlier runs.
+        durable_ms: Milliseconds from produce to durable, of each call.
+        micro_batches: Spark's measurements of the micro-batches of this run.
     """
 
     buffer: str
@@ -50,12 +50,12 @@ class Run:
         return self.time_of(READY) or 0.0
 
     def time_of(self, name: str) -> float | None:
-        """When it happened, in seconds since the start."""
+        """Return when an event happened, in seconds since the start; None if it did not happen."""
         return next((each.seconds for each in self.marks if each.name == name), None)
 
 
 class Tile(NamedTuple):
-    """A figure to be seen first."""
+    """A figure at the top of the page."""
 
     name: str
     value: str
@@ -63,16 +63,16 @@ class Tile(NamedTuple):
 
 
 class Interruption(NamedTuple):
-    """The query was stopped in the middle, and started again.
+    """A stop and restart of the query in the middle of the run.
 
     Attributes:
-        stopped: When, in seconds since the start of the run.
+        stopped: When it was stopped, in seconds since the start of the run.
         again: When it was started again.
         first: When its next micro-batch was in Parquet.
-        caught_up: When everything that waited at the restart was in Parquet.
+        caught_up: When all rows that waited at the restart were in Parquet.
         produced: Rows that became durable while it was stopped.
-        waiting: Rows in the buffer at the restart, and not in Parquet.
-        rate: Rows a second of the micro-batches that caught up; 0 if Spark told of none.
+        waiting: Rows that were in the buffer at the restart, but not in Parquet.
+        rate: Rows per second of the micro-batches that caught up; 0 if Spark reported none.
     """
 
     stopped: float
@@ -85,7 +85,7 @@ class Interruption(NamedTuple):
 
 
 def interruption(run: Run) -> Interruption | None:
-    """What the stop in the middle did, if there was one."""
+    """Return the effects of the stop in the middle; None if there was no stop."""
     times = [run.time_of(name) for name in (STOPPED, AGAIN, CAUGHT_UP)]
     stopped, again, caught_up = times
     if stopped is None or again is None or caught_up is None:
@@ -107,7 +107,7 @@ def interruption(run: Run) -> Interruption | None:
 
 
 def tiles(run: Run) -> list[Tile]:
-    """The run in a few figures."""
+    """Return the run in a few figures."""
     found = []
     if run.durable_ms:
         found.append(
@@ -152,14 +152,14 @@ def tiles(run: Run) -> list[Tile]:
 def render(
     run: Run, days: Sequence[Delay], carriers: Sequence[Carrier], proof: Proof, version: str
 ) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        run: What was measured while it ran.
+        run: The measurements of the run.
         days: The delay of each day.
         carriers: The delay of each airline.
-        proof: What came out against what went in.
-        version: Of this library.
+        proof: The comparison of the output with the input.
+        version: The version of this library.
     """
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -1,4 +1,4 @@
-"""Where the demo keeps things, and how far an earlier run came."""
+"""The places where the demo keeps its files, and the progress of an earlier run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Places:
     root: Path
     store: str
     topic: bool = False
-    """The buffer is a topic, and its records are keyed by carrier."""
+    """Whether the buffer is a topic, with records that have the carrier as key."""
 
     @property
     def flights(self) -> Path:
-        """Parquet: every record, a directory for each micro-batch."""
+        """Parquet: every record, with a directory for each micro-batch."""
         return self.root / "flights"
 
     @property
@@ -47,12 +47,12 @@ class Places:
 
     @property
     def checkpoint(self) -> Path:
-        """Spark's."""
+        """Spark's checkpoint."""
         return self.root / "checkpoint"
 
     @property
     def objects(self) -> Path:
-        """What a local S3 server holds."""
+        """The objects of a local S3 server."""
         return self.root / "objects"
 
     @property
@@ -62,30 +62,39 @@ class Places:
 
     @property
     def page(self) -> Path:
-        """The report. Made last, so it says that a run is complete."""
+        """The report. It is made last, so its existence means that a run is complete."""
         return self.root / "report.html"
 
     @property
     def lock_file(self) -> Path:
-        """Held by a running demo and its producers."""
+        """A file that a running demo and its producers hold a lock on."""
         return self.root / ".lock"
 
     def log(self, name: str) -> Path:
-        """A log file."""
+        """Return the path of a log file."""
         return self.root / f"{name}.log"
 
     def start_over(self) -> None:
-        """Delete what the demo made, and nothing else."""
+        """Delete the files that the demo made, and nothing else."""
         buffers = (self.root / "buffer", self.objects)
         for path in (*buffers, self.flights, self.delays, self.checkpoint):
             shutil.rmtree(path, ignore_errors=True)
         self.page.unlink(missing_ok=True)
 
     def lock(self, wait_s: float = 15.0) -> int:
-        """Make sure that nobody else works here; returns the lock's file descriptor.
+        """Lock the output directory, so that no other demo uses it.
 
-        Producers inherit it, so one that outlived a killed demo keeps the next one waiting
-        until it has ended: what is durable must not change any more once it is counted.
+        Producers inherit the lock. So a producer that outlived a killed demo keeps the next demo
+        waiting until it has ended: the durable records must not change after they are counted.
+
+        Args:
+            wait_s: Seconds to wait for another demo.
+
+        Returns:
+            The lock's file descriptor.
+
+        Raises:
+            SystemExit: Another demo is still running.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -99,12 +108,12 @@ class Places:
         raise SystemExit(f"error: another demo is running in {self.root}")
 
     def make(self) -> None:
-        """The topic, if the buffer shall be one and is not there yet."""
+        """Create the topic if the buffer should be one and does not exist yet."""
         if self.topic and not is_topic(open_store(self.store)):
             Topic.create(self.store, PARTITIONS)
 
     def queues(self) -> list[QueueConfig]:
-        """The queue, or the topic's partitions."""
+        """Return the queue, or the topic's partitions."""
         config = QueueConfig(store=self.store)
         if not self.topic:
             return [config]
@@ -112,7 +121,12 @@ class Places:
         return [topic.config_of(name, config) for name in topic.description.names]
 
     def queued(self) -> tuple[int, list[dict[str, int]]]:
-        """Batches that wait, and for each queue the next chunk of each airport by what waits."""
+        """Return how many batches wait, and which chunk each airport has to queue next.
+
+        Returns:
+            The number of batches; and for each queue the next chunk of each airport, according to
+            the batches that wait.
+        """
         length, chunks = 0, []
         for config in self.queues():
             queue = Queue(open_store(self.store), config, runtime=SystemRuntime(), role="demo")
@@ -130,8 +144,8 @@ class Places:
         return length, chunks
 
     def written(self, columns: list[str]) -> pa.Table:
-        """Columns of all records that are in Parquet."""
-        # What a task has not committed lies deeper, below _temporary.
+        """Return columns of all records that are in Parquet."""
+        # Uncommitted files of a task are deeper, below _temporary.
         files = [str(each) for each in self.flights.glob("batch=*/*.parquet")]
         if not files:
             texts = [("airport", pa.string()), ("carrier", pa.string())]
@@ -139,24 +153,25 @@ class Places:
         return pa.dataset.dataset(files, format="parquet").to_table(columns)
 
     def rows_of(self, batch: int) -> int:
-        """The rows of a micro-batch that is in Parquet, by the ends of its files."""
+        """Return the number of rows in Parquet of a micro-batch, from the footers of its files."""
         files = (self.flights / f"batch={batch}").glob("*.parquet")
         return sum(pq.read_metadata(each).num_rows for each in files)
 
     def batches(self) -> dict[int, int]:
-        """The rows of each micro-batch that is in Parquet."""
+        """Return the number of rows of each micro-batch in Parquet."""
         folders = self.flights.glob("batch=*")
         ids = [int(each.name.removeprefix("batch=")) for each in folders]
         return {batch: self.rows_of(batch) for batch in ids}
 
     def resume(self) -> dict[str, int]:
-        """The first chunk of each airport that was not queued whole.
+        """Return the first chunk of each airport that is not completely queued.
 
-        A chunk leaves a queue only after its rows are in Parquet, so what was ever durable is
-        in one of the two, and producers that nobody can ask any more need no log of their own.
+        A chunk leaves a queue only after its rows are in Parquet. So every durable chunk is in one
+        of the two, and producers that have ended do not need a log of their own.
 
-        In a topic a chunk has a part for each partition, and a killed producer may have written
-        some of them. It is then produced again, and readers drop the parts that they know.
+        In a topic, a chunk has a part for each partition, and a killed producer may have written
+        only some of them. The chunk is then produced again, and readers drop the parts that they
+        already have.
         """
         _, chunks = self.queued()
         table = self.written(["airport", "carrier", "chunk"])

@@ -1,8 +1,8 @@
 """The charts: one drawing for the picture and for the page.
 
-A picture has fixed colours; on the page they follow the reader's light or dark setting. So charts
-are drawn in the colours of :data:`PALETTE`, no two alike, and on the page each becomes the CSS
-variable of its name.
+A picture has fixed colours; on the page the colours follow the reader's light or dark setting. So
+charts are drawn in the colours of :data:`PALETTE`, which are all different. On the page, each
+colour becomes the CSS variable of its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PALETTE = {
     "lag": "#0b7261",
     "away": "#eef1f4",
 }
-"""Colours on white. Text is of ``ink``, ``soft``, ``weeks``, ``backlog`` or ``lag``."""
+"""Colours on white. Text uses only ``ink``, ``soft``, ``weeks``, ``backlog`` or ``lag``."""
 
 READY = "Spark ready"
 STOPPED = "Spark stopped"
@@ -62,14 +62,14 @@ _STYLE = {
 
 
 LINES = 4
-"""For the names of marks, at the top of a chart."""
+"""Lines for the names of marks, at the top of a chart."""
 
 
 @contextmanager
 def _figure(size: tuple[float, float], charts: int) -> Iterator[tuple[Any, list[Any]]]:
     import matplotlib
 
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # Hides its font cache.
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -91,14 +91,14 @@ def save_picture(
 
 
 def delays_svg(days: Sequence[Delay], size: tuple[float, float]) -> str:
-    """The delay through the year, as an SVG element for the page."""
+    """Return the delay over the year, as an SVG element for the page."""
     with _figure(size, 1) as (figure, (axes,)):
         _draw_delays(axes, days, narrow=size[0] < 6)
         return _svg(figure, f"delays-{size[0]}")
 
 
 def run_svg(run: Sequence[Sample], marks: Sequence[Mark], size: tuple[float, float]) -> str:
-    """Backlog and lag through a run, as an SVG element for the page."""
+    """Return backlog and lag during a run, as an SVG element for the page."""
     with _figure(size, 2) as (figure, (upper, lower)):
         _draw_run(upper, lower, run, marks, narrow=size[0] < 6)
         return _svg(figure, f"run-{size[0]}")
@@ -164,7 +164,7 @@ def _draw_run(
 
 
 def _name(axes: Any, marks: Sequence[Mark], end: float) -> None:
-    """Write the names of marks at the top, each on the first line where it hides no other."""
+    """Write the names of marks at the top, each on the first line where it hides no other name."""
     lines: list[list[tuple[float, float]]] = [[] for _ in range(LINES)]
     height, width = axes.get_ylim()[1], 0.0125 * end
     for each in marks:
@@ -190,7 +190,7 @@ def _name(axes: Any, marks: Sequence[Mark], end: float) -> None:
 
 
 def away(marks: Sequence[Mark], end: float) -> list[tuple[float, float]]:
-    """From when to when no query ran: before it was ready, and while it was stopped."""
+    """Return the periods without a running query: before it was ready, and while it was stopped."""
     found: list[tuple[float, float]] = []
     since: float | None = 0.0
     for each in marks:
@@ -212,12 +212,12 @@ def _svg(figure: Any, salt: str) -> str:
     found = text.getvalue()
     found = found[found.index("<svg") :]
     found = re.sub(r"<metadata>.*?</metadata>", "", found, flags=re.DOTALL)
-    # Ids that nothing refers to would be there twice, with two charts on a page.
+    # With two charts on a page, ids that nothing refers to would appear twice.
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', found))
     found = re.sub(r' id="([^"]+)"', lambda it: it[0] if it[1] in used else "", found)
     found = re.sub(r"<!--.*?-->", "", found, flags=re.DOTALL)
     found = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font)", found)
-    # The page says how large it is, and what it shows.
+    # The page sets the size and the description.
     found = re.sub(r'^<svg[^>]*?(viewBox="[^"]+")[^>]*>', r'<svg \1 aria-hidden="true">', found)
     for name, colour in PALETTE.items():
         found = found.replace(colour, f"var(--{name})")

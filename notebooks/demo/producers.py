@@ -1,4 +1,4 @@
-"""The three producer processes, as the demo sees them."""
+"""The three producer processes, as the demo controls them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from notebooks.demo.places import Places
 from notebooks.demo.progress import Counters
 
 STOP_S = 20.0
-"""How long producers may take to make their last chunk durable."""
+"""Seconds that producers may take to make their last chunk durable."""
 
 
 class Failed(Exception):
-    """A part of the demo ended with an error; says where to look."""
+    """A part of the demo ended with an error; the text says where to look."""
 
 
 class Producers:
-    """One producer for each airport, running."""
+    """The running producers, one for each airport."""
 
     def __init__(
         self, places: Places, first: dict[str, int], seconds: float, lock: int, counters: Counters
@@ -40,7 +40,7 @@ class Producers:
                     stderr=log,
                     text=True,
                     pass_fds=[lock],
-                    process_group=0,  # Ctrl-C is for the demo, which then stops them in order
+                    process_group=0,  # Ctrl-C is for the demo, which stops them.
                 )
             listener = threading.Thread(target=self._listen, args=(airport,))
             listener.start()
@@ -52,34 +52,34 @@ class Producers:
             self._counters.on_durable(airport, rows, took_ms)
 
     def go(self) -> None:
-        """Let them replay the rest after their first chunk."""
+        """Let the producers replay the rest after their first chunk."""
         for process in self._running.values():
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # one that had no more to do has ended
+            with suppress(BrokenPipeError):  # It may have ended already.
                 process.stdin.write("go\n")
                 process.stdin.flush()
 
     def check(self) -> None:
-        """Raises Failed when one ended with an error."""
+        """Raise Failed if a producer ended with an error."""
         for airport, process in self._running.items():
             if process.poll():
                 log = self._places.log(f"producer-{airport}")
                 raise Failed(f"producer {airport} failed:\n{log.read_text()[-2000:]}")
 
     def have_begun(self) -> bool:
-        """Whether each has its first chunk in the buffer, or nothing to produce."""
+        """Return whether each producer has its first chunk in the buffer, or nothing to produce."""
         return all(
             airport in self._counters.heard or process.poll() == 0
             for airport, process in self._running.items()
         )
 
     def have_ended(self) -> bool:
-        """Whether all of the year is produced, and heard of."""
+        """Return whether the producers have ended and all of their reports were read."""
         ended = all(process.poll() == 0 for process in self._running.values())
         return ended and not any(each.is_alive() for each in self._listeners)
 
     def stop(self) -> None:
-        """Let them make durable what they have begun, and end."""
+        """Let the producers finish their current chunks, and end."""
         for process in self._running.values():
             if process.stdin is not None:
                 with suppress(BrokenPipeError):
@@ -98,14 +98,14 @@ class Producers:
 def producers(
     places: Places, first: dict[str, int], seconds: float, lock: int, counters: Counters
 ) -> Iterator[Producers]:
-    """Run one producer for each airport, from its first chunk on.
+    """Run one producer for each airport, starting at its first chunk.
 
     Args:
-        places: Where the buffer and the logs are.
-        first: Airport to its first chunk.
+        places: The buffer and the logs.
+        first: The first chunk of each airport.
         seconds: Time to replay the whole year in.
         lock: File descriptor of the demo's lock, which they hold until they have ended.
-        counters: Hear how far they are.
+        counters: Receive the progress of the producers.
     """
     running = Producers(places, first, seconds, lock, counters)
     try:

@@ -1,4 +1,4 @@
-"""What happens during a run: counted in one place, shown live, kept for the report."""
+"""The progress of a run: counted in one place, shown live, kept for the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 WINDOW_S = 5.0
-"""Over which rows per second are averaged."""
+"""Seconds over which rows per second are averaged."""
 
 LEGEND = (
     "backlog: rows in the buffer that are not in Parquet yet; lag: for how long the oldest of "
@@ -39,12 +39,12 @@ class Sample(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something that happened.
+    """An event of the run.
 
     Attributes:
-        seconds: When, since the run began.
-        name: Two or three words, by which charts show it.
-        text: What it means, to go on after "at 3 s,".
+        seconds: When it happened, since the run began.
+        name: Two or three words for the charts.
+        text: The meaning, to continue after "at 3 s,".
     """
 
     seconds: float
@@ -53,14 +53,14 @@ class Mark(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What Spark's query progress says of one.
+    """Spark's measurements of one micro-batch.
 
     Attributes:
-        start: In which start of the query in this run.
-        id: Its number.
-        plan_ms: What the source took to find what is new; None for one that a stopped query had
-            planned.
-        total_ms: All of the micro-batch.
+        start: The number of the query's start in this run.
+        id: The number of the micro-batch.
+        plan_ms: How long the source took to find new records; None for a micro-batch that a stopped
+            query had planned.
+        total_ms: The duration of the whole micro-batch.
     """
 
     start: int
@@ -70,7 +70,7 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batches(start: int, progress: Sequence[Any]) -> list[MicroBatch]:
-    """The micro-batches in the progress of a query; a look that found nothing is none."""
+    """Return the micro-batches in a query's progress; skip polls that found nothing."""
     return [
         MicroBatch(start, each.batchId, took.get("latestOffset"), took["triggerExecution"])
         for each in progress
@@ -80,7 +80,7 @@ def micro_batches(start: int, progress: Sequence[Any]) -> list[MicroBatch]:
 
 @dataclass
 class Counters:
-    """Rows durable in the buffer, by producer, and rows in Parquet, by micro-batch."""
+    """Durable rows in the buffer by producer, and rows in Parquet by micro-batch."""
 
     total: int
     durable: dict[str, int]
@@ -89,19 +89,19 @@ class Counters:
     samples: list[Sample] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     heard: set[str] = field(default_factory=set)
-    """Producers that had something made durable in this run."""
+    """Producers that have reported durable rows in this run."""
     has_batch: bool = False
-    """Whether a micro-batch has reached Parquet since the query was started last."""
+    """Whether a micro-batch has reached Parquet since the last start of the query."""
     durable_ms: list[int] = field(default_factory=list)
-    """From produce to durable, of each call of this run."""
+    """Milliseconds from produce to durable, of each call in this run."""
     micro_batches: list[MicroBatch] = field(default_factory=list)
-    """What Spark says of the micro-batches of this run."""
+    """Spark's measurements of the micro-batches of this run."""
     _started: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return time.monotonic() - self._started
 
     @property
@@ -110,24 +110,24 @@ class Counters:
         return sum(self.batches.values())
 
     def on_durable(self, airport: str, rows: int, took_ms: Sequence[int] = ()) -> None:
-        """A producer's word."""
+        """Note a producer's report: ``rows`` are durable now, after ``took_ms`` per call."""
         with self._lock:
             self.durable[airport] = rows
             self.durable_ms += took_ms
             self.heard.add(airport)
 
     def on_batch(self, batch_id: int, rows: int) -> None:
-        """A micro-batch with so many rows is in Parquet."""
+        """Note that a micro-batch with ``rows`` rows is in Parquet."""
         with self._lock:
             self.batches[batch_id] = rows
             self.has_batch = True
 
     def sample(self) -> Sample:
-        """Take the counters down."""
+        """Record the current values of the counters."""
         now = self.seconds
         with self._lock:
             durable, written = sum(self.durable.values()), self.written
-        # The oldest row that waits became durable when durable first exceeded written.
+        # The oldest waiting row became durable when `durable` first exceeded `written`.
         since = bisect_right(self.samples, written, key=lambda each: each.durable)
         waits = durable > written
         began = self.samples[since].seconds if since < len(self.samples) else now
@@ -140,7 +140,7 @@ class Counters:
         return self.marks[-1]
 
     def rate(self) -> float:
-        """Rows per second into Parquet, lately."""
+        """Return recent rows per second into Parquet."""
         last = self.samples[-1]
         first = next(each for each in self.samples if each.seconds >= last.seconds - WINDOW_S)
         return (last.written - first.written) / max(last.seconds - first.seconds, 0.001)
@@ -153,7 +153,7 @@ class _OutOf(ProgressColumn):
 
 
 class Screen:
-    """The live view; plain lines when standard output is no terminal."""
+    """The live view; plain lines if standard output is not a terminal."""
 
     def __init__(self, counters: Counters, console: Console) -> None:
         self._counters = counters
@@ -177,7 +177,7 @@ class Screen:
         self._live.stop()
 
     def mark(self, name: str, text: str) -> None:
-        """Note what happens now, and say it."""
+        """Note an event that happens now, and print it."""
         made = self._counters.mark(name, text)
         line = f"[bold]{made.seconds:5.1f} s[/]  {name}: {text}"
         self._console.print(line, highlight=False, soft_wrap=True)

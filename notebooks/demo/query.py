@@ -20,12 +20,12 @@ FIELDS = """
 """
 
 TRIGGER_ROWS = 60_000
-"""Rows of a micro-batch, at most about: a backlog drains in steps that one can watch."""
+"""About the most rows of a micro-batch, so that a backlog drains in visible steps."""
 
 
 @contextmanager
 def quiet(log: Path) -> Iterator[None]:
-    """Send standard error to a file: Spark and its workers inherit it from here."""
+    """Send standard error to a file. Spark and its workers inherit it from here."""
     keep = os.dup(2)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
@@ -37,8 +37,8 @@ def quiet(log: Path) -> Iterator[None]:
 
 
 def session(log: Path) -> SparkSession:
-    """A local Spark on two cores that writes to ``log`` only."""
-    prepare()  # options of the JVM, and Python processes that load compiled files
+    """Return a local Spark on two cores that writes only to ``log``."""
+    prepare()  # Sets options of the JVM, and of Python processes.
     with quiet(log):
         return (
             SparkSession.builder.master("local[2]")
@@ -56,11 +56,17 @@ def session(log: Path) -> SparkSession:
 def start(
     spark: SparkSession, places: Places, on_batch: Callable[[int, int], None]
 ) -> StreamingQuery:
-    """Start the query; ``on_batch`` gets the id and the rows of each batch in Parquet."""
+    """Start the query.
+
+    Args:
+        spark: The session.
+        places: The buffer and the output.
+        on_batch: Called with the id and the rows of each batch in Parquet.
+    """
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        # A batch that is repeated after a crash has the same id and the same rows, so writing
-        # over its directory makes the output exact.
+        # A batch that is repeated after a crash has the same id and the same rows. So the output
+        # stays exact if it overwrites its directory.
         batch.persist()
         to = f"batch={batch_id}"
         batch.write.mode("overwrite").parquet(str(places.flights / to))

@@ -1,10 +1,12 @@
-"""One producer process: replays the flights of one airport, from a given chunk on.
+"""One producer process: replays the flights of one airport, starting at a given chunk.
 
-Each chunk is one transaction: batch ``chunk`` of app ``airport``, in a topic in each partition
-that it has carriers of. It produces one chunk, by which Spark gets ready, and the others once it
-is told to go, by a line on standard input. It reports on standard output how many flights are
-durable, and the milliseconds from produce to durable of each chunk that became so; it ends when its
-standard input closes, as it does when the demo dies.
+Each chunk is one transaction: batch ``chunk`` of app ``airport``. In a topic, it goes to each
+partition that gets some of its carriers.
+
+The process first produces one chunk, so that Spark can get ready. It produces the others after it
+reads a line from standard input. It reports on standard output how many flights are durable, and
+the milliseconds from produce to durable of each chunk. It ends when its standard input closes,
+which also happens when the demo dies.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ Handle = WriteHandle | TopicHandle
 
 
 def produce(producer: Producer | TopicProducer, share: Share, chunk: int) -> Handle:
-    """Produce a chunk, under an identity by which readers drop it when it comes again."""
+    """Produce a chunk under an identity, by which readers drop a repeat."""
     records, identity = share.records(chunk), Transaction(share.airport, chunk)
     if isinstance(producer, Producer):
         return producer.produce(records, transaction=identity)
@@ -47,7 +49,7 @@ def produce(producer: Producer | TopicProducer, share: Share, chunk: int) -> Han
 
 
 def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
-    """Produce, at the pace at which a whole year takes ``seconds``."""
+    """Produce at the speed at which a whole year takes ``seconds``."""
     share = Share.of(airport)
     go, stop = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""One run of the demo, from wherever the last one ended."""
+"""One run of the demo, from the point where the last one ended."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ __all__ = ["run"]
 Made = TypeVar("Made")
 
 LOOK_S = 0.2
-"""Between two samples."""
+"""Seconds between two samples."""
 
 
 def run(
     places: Places, *, seconds: float, pause: float, command: str, buffer: str, console: Console
 ) -> bool:
-    """Replay the rest of the year; true when every record arrived once.
+    """Replay the rest of the year.
 
     Args:
-        places: Where everything is.
+        places: The directories and the buffer.
         seconds: Time to replay the whole year in.
-        pause: How long the query is stopped in the middle; 0 is never.
-        command: What repeats the run, for the report.
-        buffer: What the buffer is, in a few words.
-        console: Where to show it.
+        pause: Seconds for which the query is stopped in the middle; 0 to not stop it.
+        command: The command that repeats the run, for the report.
+        buffer: A short description of the buffer.
+        console: The console to print to.
+
+    Returns:
+        Whether every record arrived exactly once.
 
     Raises:
         Failed: A producer or the query ended with an error.
@@ -90,7 +93,7 @@ def run(
 
 
 def _tell(places: Places, console: Console) -> findings.Proof:
-    """Print what came out, and compare it with what went in."""
+    """Print the results, and compare the output with the input."""
     show_carriers(findings.carriers(places), console)
     console.print(f"Parquet: {places.flights}, {places.delays}", soft_wrap=True)
     left, _ = places.queued()
@@ -101,7 +104,7 @@ def _tell(places: Places, console: Console) -> findings.Proof:
 
 
 class Course:
-    """What happens, in its order: Spark gets ready, the year is replayed, Spark pauses amid it."""
+    """The steps of a run: start Spark, replay the year, stop and restart Spark in the middle."""
 
     def __init__(
         self,
@@ -120,10 +123,10 @@ class Course:
         self._stream: StreamingQuery | None = None
         self._starts = 0
         self._ahead: list[tuple[Callable[[], bool], str, str]] = []
-        """What will happen: when, and by which name and text it is marked."""
+        """The events to come: their conditions, and the names and texts to mark them with."""
 
     def follow(self, pause: float) -> None:
-        """Until every record is in Parquet."""
+        """Run until every record is in Parquet."""
         spark = self._session()
         self._start(spark)
         self._await("starting: Spark compiles its first batch", self._is_ready)
@@ -139,7 +142,7 @@ class Course:
             self._pause(spark, pause)
         self._await("replaying", self._is_durable)
         self._await("Spark reads what is left", self._has_all)
-        # Whatever should not be there any more would arrive now.
+        # Records that should not exist would arrive now.
         assert self._stream is not None
         self._stream.processAllAvailable()
         self._screen.mark("all in Parquet", f"{self._counters.seconds - took:.0f} s of replay")
@@ -147,7 +150,7 @@ class Course:
         self._stop()
 
     def _session(self) -> SparkSession:
-        from notebooks.demo import query  # after the storage's environment is set
+        from notebooks.demo import query  # Needs the storage's environment.
 
         session = self._made("starting Spark", lambda: query.session(self._log))
         self._stack.callback(_end, session.stop)
@@ -165,14 +168,14 @@ class Course:
         self._stack.callback(_end, self._stream.stop)
 
     def _stop(self) -> None:
-        """Stop the query, and keep what Spark measured of it."""
+        """Stop the query, and keep Spark's measurements."""
         assert self._stream is not None
         self._counters.micro_batches += micro_batches(self._starts, self._stream.recentProgress)
         self._stream.stop()
         self._stream = None
 
     def _made(self, status: str, make: Callable[[], Made]) -> Made:
-        """What ``make`` returns, which takes seconds; the screen goes on meanwhile."""
+        """Return the result of ``make``, which takes seconds; update the screen meanwhile."""
         with ThreadPoolExecutor(1) as pool:
             made = pool.submit(make)
             while not made.done():
@@ -182,7 +185,7 @@ class Course:
         return made.result()
 
     def _pause(self, spark: SparkSession, seconds: float) -> None:
-        """Stop the query amid the replay, as a restart or an upgrade does."""
+        """Stop the query during the replay, like a restart or an upgrade does."""
         self._screen.mark(plot.STOPPED, "in the middle of a micro-batch. The producers go on")
         self._stop()
         end = time.monotonic() + seconds
@@ -202,7 +205,7 @@ class Course:
         self._await("starting the query: its first micro-batch", self._has_begun)
 
     def _is_ready(self) -> bool:
-        """Whether the query has written a batch, or has nothing that it could have written."""
+        """Return whether the query has written a batch, or has no rows to write."""
         now = self._counters.samples[-1]
         begun = self._running.have_begun()
         return self._counters.has_batch or (begun and now.written >= now.durable)
@@ -240,10 +243,10 @@ class Course:
 
 
 def _end(stop: Callable[[], object]) -> None:
-    """Stop Spark while the demo ends, as far as it can still be told to.
+    """Stop Spark at the end of the demo, if it still responds.
 
-    Ctrl-C in the middle of a call to the JVM cuts that connection, and the next call may find the
-    JVM on its way out. It ends with this process, and the next start resumes.
+    Ctrl-C in the middle of a call to the JVM closes that connection, and the next call may find the
+    JVM shutting down. Spark ends with this process anyway, and the next start resumes.
     """
     with suppress(Exception):
         stop()

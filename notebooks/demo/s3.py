@@ -1,4 +1,4 @@
-"""A local S3 server in a process of its own: a real one where there is one, else a simulator.
+"""A local S3 server in a separate process: a real one if it is installed, else a simulator.
 
 versitygw keeps its objects on disk, so the demo can be interrupted and resumed on it. moto keeps
 them in memory. ``./run servers`` gets versitygw.
@@ -22,17 +22,17 @@ BUCKET = "flights"
 END = "end\n"
 
 ORPHANED_S = 20.0
-"""For producers to finish what they write, when the demo was killed."""
+"""Seconds that producers get to finish their writes after the demo was killed."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """The server that runs.
+    """The running server.
 
     Attributes:
         store: The URL of the buffer on it.
-        name: With its version.
-        keeps: Whether the objects are there after the server has ended.
+        name: Its name and version.
+        keeps: Whether it keeps the objects after it has ended.
     """
 
     store: str
@@ -41,24 +41,24 @@ class Server:
 
 
 def is_real() -> bool:
-    """Whether there is a real server: one that keeps its objects."""
+    """Return whether a real server is installed, which keeps its objects."""
     return VERSITYGW.is_there
 
 
 @contextmanager
 def local_s3(objects: Path, lock: Path) -> Iterator[Server]:
-    """Start the server, point the credential chain of this process at it.
+    """Start the server, and point the credential chain of this process to it.
 
     Args:
-        objects: Where a real server keeps what it holds.
-        lock: The demo's lock: where the demo is killed, the server ends once this is free.
+        objects: The directory for the objects of a real server.
+        lock: The demo's lock. If the demo is killed, the server ends once the lock is free.
     """
     server = subprocess.Popen(
         [sys.executable, "-m", "notebooks.demo.s3", str(objects), str(lock)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        process_group=0,  # Ctrl-C is for the demo, which still needs its storage then
+        process_group=0,  # Ctrl-C is for the demo, which still needs the server.
     )
     assert server.stdin is not None
     assert server.stdout is not None
@@ -95,7 +95,7 @@ def _make_bucket() -> None:
 
 
 def serve(objects: Path, lock: Path) -> None:
-    """Serve until the demo says that it ends, or is gone and its producers, too."""
+    """Serve until the demo asks for the end, or until the demo and its producers are gone."""
     if is_real():
         objects.mkdir(parents=True, exist_ok=True)
         with VERSITYGW.start(objects) as endpoint:
@@ -111,7 +111,7 @@ def serve(objects: Path, lock: Path) -> None:
 
 
 def _await_producers(lock: Path) -> None:
-    """Producers inherited the lock, and write until what they have begun is durable."""
+    """Wait for the producers, which hold the lock until their current chunks are durable."""
     end = time.monotonic() + ORPHANED_S
     with lock.open("a") as file:
         while time.monotonic() < end:

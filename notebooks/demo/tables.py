@@ -12,7 +12,7 @@ from notebooks.demo.findings import NAMES, Carrier, Figure, Proof
 
 
 def show_carriers(found: Sequence[Carrier], console: Console) -> None:
-    """Mean departure delay of each carrier, and its worst hour of the day."""
+    """Print the mean departure delay of each carrier, and its worst hour of the day."""
     table = _table("departure delay, 2013")
     for column in ("carrier", "departed", "mean delay", "worst hour", "mean then"):
         table.add_column(column, justify="left" if column == "carrier" else "right")
@@ -28,7 +28,7 @@ def show_carriers(found: Sequence[Carrier], console: Console) -> None:
 
 
 def show_proof(proof: Proof, console: Console) -> None:
-    """Each figure, in red where it is not that of the source."""
+    """Print each figure, in red if it differs from the source."""
     table = _table("proof: Parquet against the source")
     table.add_column("producer")
     for column in NAMES[:-1]:
