@@ -60,13 +60,14 @@ MAX_WAITING_ENTRIES = 100_000
 ``busy``."""
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Most bytes of their messages, a limit of its own because metadata may be large."""
+"""Most bytes of their messages. Metadata may be large, so the number of entries is not enough."""
 
 FRESH_S = 0.2
 """Seconds. A manifest that this process wrote less than this ago is not read again."""
 
 _READS = {"written", "ping", "stats"}
-"""Requests of a client that can only read the queue: ``status``, or a broker that stands by."""
+"""Requests that a client may send without showing that it may write, such as the command ``status``
+or a broker that stands by."""
 
 _EXPIRED = -1
 """The guard's answer when some requests of the group have become too old to be appended."""
@@ -275,8 +276,9 @@ class Broker:
     def submit(self, request: protocol.AppendRequest, message_bytes: int) -> None:
         """Take an append for the next write; its answer follows once that write has landed.
 
-        A request above :data:`MAX_WAITING_ENTRIES` or :data:`MAX_WAITING_BYTES` is refused as
-        ``busy``. A broker that is leaving refuses as ``moved``.
+        It is refused as ``busy`` if all waiting requests together would exceed
+        :data:`MAX_WAITING_ENTRIES` or :data:`MAX_WAITING_BYTES`, and as ``moved`` if the broker is
+        leaving.
 
         Args:
             request: The entries to append.
@@ -300,7 +302,10 @@ class Broker:
         request.respond("refused", why=why)
 
     def ask_pause(self, request: protocol.PauseRequest) -> None:
-        """Let a client write the manifest itself, once the write under way has landed."""
+        """Let a client write the manifest itself, once the write under way has landed.
+
+        A broker that is leaving refuses this as ``moved``.
+        """
         with self._condition:
             if not self._leaving:
                 self._pause_requests.append(request)

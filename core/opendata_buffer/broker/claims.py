@@ -14,7 +14,7 @@ first batch that is not done; everything before it can be dequeued::
        └──────────────────┘ reject, or max_deliveries reached: to the quarantine, then done
 
 For example, workers hold batches 5, 6 and 7. After 6 is done, the frontier is still 5 and ``done``
-is {6}. After 5 is done, too, the frontier moves to 7, and 5 and 6 are dequeued.
+is {6}. Once 5 is done, the frontier moves to 7, and 5 and 6 are dequeued.
 
 **Things that can go wrong:**
 
@@ -119,7 +119,7 @@ class Claims:
     def adopted(self, epoch: int, queue: str, first_sequence: int) -> Claims:
         """Return the claims as a new dispatcher takes them over.
 
-        The claims of a queue that was deleted meanwhile are dropped.
+        The claims of a queue that was deleted in the meantime are dropped.
 
         Args:
             epoch: The new dispatcher's epoch.

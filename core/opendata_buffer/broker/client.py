@@ -1,15 +1,15 @@
 """Announce a broker in the discovery record, and connect to it.
 
-Clients have to find the broker without any service besides the store. The broker therefore writes
-the *discovery record* ``<prefix>/_broker.json`` next to the manifest::
+Clients have to find the broker, and the store is the only service that they share. So the broker
+writes the *discovery record* ``<prefix>/_broker.json`` next to the manifest::
 
     {"version": 1, "term": 7, "id": "01J5...", "address": "10.0.0.5:41234",
      "secret": "9f...", "certificate": "3a...", "beat": 120, "seen_ms": 1767225600000}
 
 A client reads the record, connects to the address, checks that the process there shows this
 certificate, and sends the secret. After that it sends requests on a :class:`Connection`, which
-hands each answer to its caller. A thread reads the answers, so requests need not wait for each
-other.
+hands each answer to its caller. A thread reads the answers, so a request can be sent while others
+wait for their answers.
 
 The record is a hint and gives no permission. A broker whose record was replaced may still append,
 and a client that finds no broker appends directly. Both are right, because the compare-and-swap on

@@ -20,11 +20,12 @@ background, because a busy broker takes longer to connect to than an append shou
   announced now, or appends directly. Either way, the next write first searches for the entries in
   the manifest that its own compare-and-swap replaces. So they are appended once.
 * A later attempt fails with an error that means "nothing was appended". This is true of that
-  attempt, and says nothing about the first one. Such an error is never passed on to the producer;
-  it would append a second time.
+  attempt, and says nothing about the first one. Such an error is never passed on to the producer,
+  because the producer would then append a second time.
 * A broker is suspended. Its port still accepts connections, so it is only asked again after it has
   renewed its record.
-* A process forks. The child has no thread that reads the connection, so it opens its own.
+* A process that asks for pauses forks. The child does not have the thread that reads from the
+  connection, so :class:`BrokerPause` opens a new connection there.
 """
 
 from __future__ import annotations

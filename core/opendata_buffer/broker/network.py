@@ -1,6 +1,6 @@
 """Connect clients to a broker with WebSockets inside TLS, and serve the broker's port.
 
-Clients use blocking connections. The broker's port runs on an event loop in a thread of its own.
+Clients use blocking connections. The broker's port runs on an event loop in a separate thread.
 """
 
 from __future__ import annotations

@@ -192,7 +192,9 @@ class TopicConsumer(BatchLoop):
 
     @checked
     def position_of(self, batch: DeliveredBatch) -> Position:
-        """Return the position to save with a delivered batch: the one after it."""
+        """Return the position to save with a delivered batch.
+
+        It is after this batch and all earlier batches of the partition."""
         return self._reader(batch.partition).position_of(batch.sequence)
 
     @checked

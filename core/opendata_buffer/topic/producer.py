@@ -182,7 +182,7 @@ class ProducerPool:
 
     @locked
     def _begin_opening(self, name: str) -> Producer | None:
-        """Return the producer that another call has opened meanwhile.
+        """Return the producer that another call has opened in the meantime.
 
         Returns:
             None if the caller has to open it.
@@ -198,7 +198,7 @@ class ProducerPool:
     def _begin_leaving(self, active: Sequence[str]) -> list[str]:
         kept = set(active)
         if not self._leaving.isdisjoint(kept):
-            # A call with an older list of partitions let a new partition leave.
+            # A call with an older list of partitions has told a newer partition to leave.
             self._leaving -= kept
             self._condition.notify_all()
         gone = [name for name in self._open if name not in kept and name not in self._leaving]
@@ -283,7 +283,7 @@ class TopicProducer(Closeable):
         topic: Topic | None = None,
         **settings: Any,
     ) -> None:
-        check_interpreter()  # here, and not when a partition is first written
+        check_interpreter()  # check now instead of when a partition is first written
         config = ProducerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime or SystemRuntime()
@@ -491,7 +491,7 @@ class TopicProducer(Closeable):
         )
 
     def _next_partition(self, active: Sequence[str]) -> str:
-        self._calls += 1  # not atomic: two threads may use one partition, which is harmless
+        self._calls += 1  # not atomic, but harmless: two threads use one partition
         return active[self._calls % len(active)]
 
     def _sticky_partition(self, active: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ and each batch once.
 **The idea.** Each batch of a publisher is a *message*: its name contains a producer id, a clock and
 flags. Readers with read-committed isolation (the default) hold the batches of a transaction back
 until they see its *marker*, an empty batch with the same producer id that says that the transaction
-is committed or rolled back. Each transaction has a producer id of its own, so a batch of an earlier
+is committed or rolled back. Each transaction has a separate producer id, so a batch of an earlier
 transaction can never become part of it::
 
     publish_uncommitted()   append pending batches to any partitions
@@ -20,8 +20,8 @@ applied until that succeeds. A publisher with a name saves and applies them itse
 
 **Things that can go wrong:**
 
-* The program dies before the intents are saved. The pending batches are never delivered. The next
-  publisher of the name rolls them back.
+* The program dies before the intents are saved. The transaction is not committed, so its batches
+  are not delivered. The next publisher of the name rolls it back.
 * It dies after the intents are saved, with markers in some partitions. The next publisher of the
   name, or the caller, applies the intents again. To apply them twice has no further effect.
 * Two instances of a name run. The later one fences the earlier one, whose transaction is rolled
@@ -167,7 +167,7 @@ class PublisherTransaction:
         self.clocks: dict[str, int] = {}  # clock of the last batch, by partition
         self.since: dict[str, int] = {}  # sequence of the first durable batch, by partition
         self.intents: AckIntents | None = None
-        self.applying = False  # whether markers that commit it may be in some partitions
+        self.applying = False  # whether some partitions may already have a commit marker
         # The batches that are acknowledged with the transaction, by the place of their queue.
         self.processed: dict[str, list[DeliveredBatch]] = {}
         self.positions: dict[str, str] = {}

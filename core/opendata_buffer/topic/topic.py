@@ -29,8 +29,8 @@ rest. Once it is empty it is sealed, which makes later appends fail, and then it
   prepares again (:meth:`Topic._settle`).
 * The description is deleted, or restored from an old copy. New partitions would get the names of
   old ones. Each read compares the description with the last one and raises ``QueueReset``.
-* A process may not read the store's root. Then it cannot see a topic, and uses its prefix as a
-  queue (:meth:`Topic.find`).
+* A process has no right to read the store's root. It cannot see whether there is a topic, and uses
+  its own prefix as a queue (:meth:`Topic.find`).
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Topic:
             The new description.
 
         Raises:
-            InvalidInput: The topic has more already, or cannot have so many.
+            InvalidInput: The topic has more already, or ``partitions`` is out of bounds.
             QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
         """
 
@@ -692,7 +692,7 @@ class CachedTopic:
                 else:
                     self._runtime.spawn(self._read, "opendata-buffer-topic")
             except RuntimeError:
-                self._read()  # the process cannot start a thread
+                self._read()  # The process cannot start a thread, so read in this one.
         return self._known
 
     @property
