@@ -29,8 +29,8 @@ in between loses nothing: its successor finds them in the claims and acknowledge
 * Another broker takes over, and its dispatcher fences this one. The requests of the round that
   notices it get ``Fenced``. This broker then reads that its record was replaced, steps down, and
   refuses later requests as ``moved``, so that its workers go to the announced broker.
-* Another consumer takes the queue, which someone did on purpose. This dispatcher does not take it
-  back, because the two would fence each other for ever. It stays fenced, and its workers get
+* Another consumer takes the queue. Someone started it on purpose, so this dispatcher does not take
+  the queue back: the two would fence each other for ever. It stays fenced, and its workers get
   ``Fenced``, until another broker takes over or this process restarts.
 * A broker that was suspended wakes up, takes the claims on a heartbeat, and then steps down. After
   a few seconds the announced broker takes the claims back, because otherwise no broker would hand

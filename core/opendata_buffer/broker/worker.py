@@ -384,7 +384,7 @@ class Worker(Closeable):
             claim = Claim(descriptor.sequence, each["token"], beaten=asked)
             batch = ClaimedBatch(self, descriptor, claim, each["deliveries"])
             made.append((batch, descriptor))
-            # Note all claims before the first batch is fetched: they need heartbeats until then.
+            # Note all claims before fetching the first batch: they need heartbeats from now on.
             with self._condition:
                 self._claims[claim.token] = claim
                 self._batches[claim.token] = batch
