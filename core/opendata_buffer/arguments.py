@@ -1,17 +1,17 @@
-"""Check the types of arguments: a wrong one is refused before anything is read or written.
+"""Check the types of arguments, to refuse a wrong one before anything is read or written.
 
-A value of the wrong type is dangerous in Python because many values turn into others in silence:
-``bytes(3)`` is three zero bytes, and ``bytes([65, 66])`` is ``b"AB"``. So every public function
-and every configuration checks its arguments, and raises one error::
+A value of the wrong type is dangerous in Python, because many values convert to others without an
+error: ``bytes(3)`` is three zero bytes, and ``bytes([65, 66])`` is ``b"AB"``. So every public
+function and every configuration checks its arguments, and raises one error::
 
     metadata is 3 (int): use bytes, bytearray or memoryview
 
-The annotations that the type checker reads are the only list of what is accepted. Functions have
-the decorator :func:`checked`, and dataclasses call :func:`check_fields`. A function that is called
-for every record, such as ``Producer.send``, checks by hand and calls :func:`wrong_type`.
+The annotations that the type checker reads are the only list of accepted types. Functions have the
+decorator :func:`checked`, and dataclasses call :func:`check_fields`. A function that is called for
+every record, such as ``Producer.send``, checks by hand and calls :func:`wrong_type`.
 
-The elements of lists, tuples and dicts are checked too. An iterator is not read, because that
-would use it up.
+The elements of lists, tuples and dicts are checked too. An iterator is not read, because that would
+use it up.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from opendata_buffer.errors import InvalidInput
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _TEXTS = (str, bytes, bytearray, memoryview)
-"""They are sequences, and a list of their elements is never meant."""
+"""Types that are sequences although a caller never means a list of their elements."""
 
 _SHORT = 12
-"""Characters of a text that is shown in a message; the keys of a cloud are longer."""
+"""Length of the longest text that a message shows. The keys of a cloud are longer."""
 
 _NAMES: dict[Any, str] = {
     Callable: "a function",
@@ -49,7 +49,7 @@ _NAMES: dict[Any, str] = {
 
 
 def wrong_type(name: str, value: object, use: str, *, secret: bool = False) -> InvalidInput:
-    """Return the error of an argument that has the wrong type.
+    """Return the error for an argument that has the wrong type.
 
     Args:
         name: The argument's name.
@@ -81,8 +81,8 @@ def take_bytes(name: str, value: object) -> bytes:
     """Return a copy of a bytes-like value.
 
     Raises:
-        InvalidInput: The value is not ``bytes``, ``bytearray`` or ``memoryview``. Others may have
-            no bytes, or may turn into other bytes than the caller meant (failure F48).
+        InvalidInput: The value is not ``bytes``, ``bytearray`` or ``memoryview``. Other values may
+            have no bytes, or may convert to bytes that the caller did not mean (failure F48).
     """
     if type(value) is bytes:
         return value
@@ -92,18 +92,18 @@ def take_bytes(name: str, value: object) -> bytes:
 
 
 def how_to_get_bytes(value: object) -> str:
-    """Return what to use in place of a value that is not bytes-like."""
+    """Return advice on what to use in place of a value that is not bytes-like."""
     if isinstance(value, str):
         return "bytes; encode text, e.g. text.encode()"
     return "bytes, bytearray or memoryview"
 
 
 def checked(function: _F) -> _F:
-    """Check the arguments of each call by the function's annotations.
+    """Check the arguments of each call against the function's annotations.
 
     Raises:
         InvalidInput: An argument has another type. A wrong number of arguments or an unknown name
-            is Python's own ``TypeError``.
+            raises Python's own ``TypeError``.
     """
     code: Any = getattr(function, "__wrapped__", function).__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -135,7 +135,7 @@ def checked(function: _F) -> _F:
 
 
 def check_fields(instance: Any, but: Iterable[str] = ()) -> None:
-    """Check the fields of a dataclass by their annotations, except those named in ``but``.
+    """Check the fields of a dataclass against their annotations, except those named in ``but``.
 
     Raises:
         InvalidInput: A field has another type.
@@ -149,10 +149,10 @@ def check_fields(instance: Any, but: Iterable[str] = ()) -> None:
 
 
 class _NotLoaded:
-    """A class that is named in an annotation, and whose module may not be loaded.
+    """A class that an annotation names, and whose module may not be loaded.
 
-    It is imported for type checkers only. If its module is not loaded, no value is of that class;
-    if it is, the value's own classes show its name.
+    The class is imported for type checkers only. If its module is not loaded, no value can be of
+    that class. If it is loaded, the names of the value's own classes show the match.
     """
 
     def __init__(self, name: str) -> None:
@@ -187,7 +187,7 @@ class _Either:
 
 
 class _Scope(dict[str, Any]):
-    """The names that an annotation may use, those of its module."""
+    """The names that an annotation may use: those of its module."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, None) or _NotLoaded(name)
@@ -210,7 +210,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 
 def _check(name: str, hint: Any, value: object, *, secret: bool = False) -> None:
-    """Refuse a value that does not fit, or has an element that does not."""
+    """Raise ``InvalidInput`` if the value does not fit, or if one of its elements does not."""
     fitting = [choice for choice in _choices(hint) if _fits_one(choice, value)]
     if not fitting:
         raise wrong_type(name, value, _described(hint), secret=secret)
@@ -248,7 +248,7 @@ def _fits_one(hint: Any, value: object) -> bool:
     if kind in (Iterable, Sequence):
         return isinstance(value, kind) and not isinstance(value, (*_TEXTS, Mapping))
     if getattr(kind, "_is_protocol", False):
-        # A dict has the method get, as a store does.
+        # A dict has a method ``get`` like a store, so the names of methods are not enough.
         is_own = type(value).__module__ != "builtins" and not isinstance(value, type)
         return is_own and all(hasattr(value, each) for each in _members(kind))
     return isinstance(value, kind)

@@ -1,9 +1,10 @@
-"""Settings: frozen values, checked when they are made, under the names of OpenData's RFCs.
+"""Settings as frozen values, checked on creation, with the names of OpenData's RFCs.
 
-Units are in the names: ``_ms`` milliseconds, ``_bytes`` bytes. Every config pickles and prints.
+Units are in the names: ``_ms`` is milliseconds, ``_bytes`` is bytes. Every configuration can be
+pickled and printed.
 
-A URL ends up in error messages, logs, checkpoints and progress reports. So secrets in one are
-refused where it comes in, and never shown (failure F37).
+A URL ends up in error messages, logs, checkpoints and progress reports. So a URL with secrets is
+refused on input, and the secrets are never shown (failure F37).
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from opendata_buffer.runtime import Retries, Runtime
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
 DEFAULT_MANIFEST_PATH = "ingest/manifest"
-"""Where clients of OpenData RFC 0001 keep the manifest, whatever their data prefix is. Here it is
-``<data_path_prefix>/manifest``."""
+"""The place where clients of OpenData RFC 0001 keep the manifest, whatever their data prefix is.
+This library keeps it at ``<data_path_prefix>/manifest``."""
 
 PARTITION_NAME = re.compile(r"p-(?P<number>[0-9]{5})(?:-(?P<letters>[0-9a-z]{4}))?")
-"""Names of partitions, which are their data prefixes below the topic's root. Topics that were
-created before names had letters after the number go on without them."""
+"""The form of partition names, which are data prefixes below the topic's root. Topics from before
+names had letters after the number keep names without letters."""
 
 DEFAULT_GRACE_PERIOD_MS = 600_000
-_MOST_MS = 10**12  # thirty years. A wait of some three hundred years overflows in ``threading``
+_MOST_MS = 10**12  # about thirty years; a wait of about three hundred overflows in ``threading``
 
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
 _NOT_IN_COMMANDS = ("service_credential", "_ms", "attempts", "connections")
@@ -38,9 +39,9 @@ _READER = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
-# The second form is a password with slashes, as AWS secret keys have them. It also hides the path
-# of a URL with a port and an @ in its path, which is the lesser harm.
-# A container before the host of an abfss:// URL is a name and no secret.
+# The second form is a password with slashes, which AWS secret keys may have. It also hides the path
+# of a URL with a port and an @ in its path, which does less harm than a leaked password. The
+# container before the host of an abfss:// URL is a name and not a secret.
 _USER = re.compile(
     r"(?<=://)(?!(?<=abfss://)[^/\s:@]+@[^/\s:@'\"]+(?![^/\s'\"]))"
     r"(?:[^/\s:@]+:\S*@|[^/\s]*@)",
@@ -49,11 +50,12 @@ _USER = re.compile(
 _QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]*")
 
 
-# Credentials that this process has met, to be hidden in texts of others. Only the newest are kept.
+# Credentials that this process has seen, to hide them in texts of other programs. Only the newest
+# are kept.
 _met: dict[str, None] = {}
 _MOST_MET = 500
 _SHORTEST_MET = 8
-"""Characters of the shortest value that is hidden: a shorter one may be part of a common word."""
+"""Length of the shortest value that is hidden. A shorter one may be part of a common word."""
 
 _NOT_SENDABLE = re.compile(r"[^\x21-\x7e]+")
 
@@ -61,8 +63,8 @@ _NOT_SENDABLE = re.compile(r"[^\x21-\x7e]+")
 def remember_secret(value: str) -> None:
     """Hide a credential in all texts that :func:`redacted` returns from now on.
 
-    Each part between characters that are not visible ASCII is hidden, because a message may have
-    the value without its newline, or with an escape for it.
+    The value is split at characters other than visible ASCII, and each part is hidden too. A
+    message may show the value without its newline, or with an escape for it.
     """
     parts = [value, *_NOT_SENDABLE.split(value), *(quote(value, safe=safe) for safe in ("", "/"))]
     for part in parts:
@@ -73,24 +75,26 @@ def remember_secret(value: str) -> None:
 
 
 def redacted(text: str) -> str:
-    """The text with ``***`` for user information and query string of every URL in it, and for every
-    credential that this process has met."""
+    """Return the text with ``***`` in place of secrets.
+
+    These are the user information and the query string of every URL in the text, and every
+    credential that this process has seen.
+    """
     return hide_secrets(_QUERY.sub(r"\1?***", _USER.sub("***@", text)))
 
 
 def hide_secrets(text: str) -> str:
-    """The text with ``***`` for every credential that this process has met."""
+    """Return the text with ``***`` for every credential that this process has seen."""
     for secret in sorted((*_met,), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
 
 
 def flaw_of(secret: str) -> str:
-    """What a credential has that no header of HTTP carries, and the fix; empty if it has nothing
-    of the kind. The value is not shown.
+    """Return why no HTTP header can carry a credential, and the fix; empty if one can.
 
-    Keys and tokens of every cloud are visible ASCII. Most often a value was read from a file, with
-    the newline at its end.
+    The text does not show the value. Keys and tokens of every cloud are visible ASCII. The most
+    common cause is a value that was read from a file together with the newline at its end.
     """
     names = {"\n": "a newline", "\r": "a carriage return", " ": "a space", "\t": "a tab"}
     if not secret or _NOT_SENDABLE.search(secret) is None:
@@ -110,12 +114,16 @@ def flaw_of(secret: str) -> str:
 
 
 def check_credential(name: str, value: object) -> None:
-    """Refuse a credential that no request can carry (failure F49), without showing it; and hide it
-    from now on.
+    """Refuse a credential that no request can carry (failure F49), and hide it from now on.
+
+    The error does not show the value.
+
+    Args:
+        name: The name of the setting.
+        value: The credential.
 
     Raises:
-        InvalidInput: The value of the setting ``name`` is not a string, or has a character other
-            than visible ASCII.
+        InvalidInput: The value is not a string, or has a character other than visible ASCII.
     """
     if not isinstance(value, str):
         raise InvalidInput(f"{name} is of type {type(value).__name__}: use a string")
@@ -127,8 +135,12 @@ def check_credential(name: str, value: object) -> None:
 def check_no_secrets(name: str, url: str) -> None:
     """Refuse a URL with user information or a query string, without showing them.
 
+    Args:
+        name: The name of the setting.
+        url: The URL. A path never has either.
+
     Raises:
-        InvalidInput: The URL of the setting ``name`` has some; a path never has.
+        InvalidInput: The URL has user information or a query string.
     """
     if _USER.search(url):
         raise InvalidInput(
@@ -144,7 +156,10 @@ def check_no_secrets(name: str, url: str) -> None:
 
 
 def _check_numbers(config: Any) -> None:
-    """All numbers are counts, sizes and times: at least 1, or what the field's metadata says."""
+    """Check all numbers. They are counts, sizes and times.
+
+    The minimum is 1 unless the field's metadata has another one (``least``).
+    """
     for each in fields(config):
         name, value, least = each.name, getattr(config, each.name), each.metadata.get("least", 1)
         if each.type != "int" and (each.type != "int | None" or value is None):
@@ -159,7 +174,12 @@ def _check_numbers(config: Any) -> None:
 
 
 def check_reader_name(name: str) -> None:
-    """Refuse a name that cannot be part of a key."""
+    """Refuse a reader name that cannot be part of a key.
+
+    Raises:
+        InvalidInput: The name does not consist of 1 to 100 letters, digits, dots, underscores and
+            hyphens, or does not begin with a letter or a digit.
+    """
     if not isinstance(name, str):
         raise wrong_type("reader", name, "text, the name of a reader")
     if _READER.fullmatch(name) is None:
@@ -171,37 +191,38 @@ def check_reader_name(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """How to reach a cloud. Credentials come from its standard chain unless some are named here.
+    """How to reach a cloud. Credentials come from its standard chain unless some are given here.
 
-    Keys that are given here go with the options into every process that opens the store, also by
-    pickling; they are not printed. Of a name (``service_credential``, ``role_arn``, ``profile``)
-    only the name goes there, and each process renews the credentials of it in time.
+    Keys that are given here are part of the options. They are sent to every process that opens the
+    store, also by pickling, but they are not printed. If a name is given instead
+    (``service_credential``, ``role_arn``, ``profile``), only the name is sent, and each process
+    renews the credentials of that name in time.
 
     Attributes:
-        endpoint_url: Another endpoint than the cloud's own. Default: ``AWS_ENDPOINT_URL``,
-            ``STORAGE_EMULATOR_HOST``, or what ``AZURE_STORAGE_CONNECTION_STRING`` names.
-        region: S3 only. Default: the chain's.
+        endpoint_url: An endpoint other than the cloud's own. Default: ``AWS_ENDPOINT_URL``,
+            ``STORAGE_EMULATOR_HOST``, or the endpoint in ``AZURE_STORAGE_CONNECTION_STRING``.
+        region: S3 only. Default: the region of the standard chain.
         profile: S3 only: a profile of the shared configuration files. Default: the chain's.
-        role_arn: S3 only: a role that the credentials assume; its credentials are renewed before
-            they end. The endpoint is that of AWS STS, or ``AWS_ENDPOINT_URL_STS``.
+        role_arn: S3 only: a role to assume with the credentials. Its own credentials are renewed
+            before they expire. The endpoint is that of AWS STS, or ``AWS_ENDPOINT_URL_STS``.
         external_id: The role's external id, if its owner requires one.
         session_name: The session of the role in AWS's logs. Default ``opendata-buffer``.
         service_credential: The name of a Databricks service credential, for any cloud.
         access_key_id: S3 only, with ``secret_access_key``.
         secret_access_key: S3 only.
         session_token: S3 only: the token of temporary keys.
-        anonymous: Send no credentials: a public bucket can be read so. Default false.
-        connect_timeout_ms: Default 5,000.
-        read_timeout_ms: How long one answer may take. Default 30,000.
-        max_attempts: Attempts of reads and unconditional writes. Default 5. Conditional
-            writes always make one: a repeated one would lose against itself (failure F1).
-        max_connections: Connections a client keeps. Default 128.
-        timeout_ms: How long one operation of a queue may take, with connects and retries: a change
-            or a read of the manifest, and opening a queue for use. A change may take 5 s more, to
-            find out what its last attempt did. Default 60,000.
+        anonymous: Send no credentials, to read a public bucket. Default false.
+        connect_timeout_ms: Maximum time to connect, in milliseconds. Default 5,000.
+        read_timeout_ms: Maximum time for one answer, in milliseconds. Default 30,000.
+        max_attempts: Attempts of reads and unconditional writes. Default 5. Conditional writes are
+            attempted once: a repeated one would lose against itself (failure F1).
+        max_connections: Maximum number of connections that a client keeps. Default 128.
+        timeout_ms: Maximum time for one operation of a queue, with connects and retries: a change
+            or a read of the manifest, or opening a queue for use. A change may take 5 s more, to
+            find out the outcome of its last attempt. Default 60,000.
 
     Raises:
-        InvalidInput: A value that cannot be used, or credentials of two kinds.
+        InvalidInput: A value cannot be used, or two kinds of credentials are given.
     """
 
     endpoint_url: str | None = None
@@ -219,7 +240,7 @@ class StoreOptions:
     read_timeout_ms: int = 30_000
     max_attempts: int = 5
     max_connections: int = 128
-    # Not compared: it is no property of a client, and those of equal options are shared.
+    # Not compared, because it does not belong to a client, and equal options share one client.
     timeout_ms: int = field(default=60_000, compare=False)
 
     def __post_init__(self) -> None:
@@ -272,7 +293,7 @@ class StoreOptions:
             )
 
     def command_words(self) -> list[str]:
-        """The options that a command needs to reach the same store. No command takes a secret."""
+        """Return the options that a command needs to reach the same store, without secrets."""
         words: list[str] = []
         for each in fields(self):
             value = getattr(self, each.name)
@@ -282,10 +303,10 @@ class StoreOptions:
 
     @checked
     def check_s3_only(self, scheme: str) -> None:
-        """Refuse what only S3 has, for a store of another cloud.
+        """Refuse options that only S3 supports, for a store of another cloud.
 
         Raises:
-            InvalidInput: Some of it is set.
+            InvalidInput: Such an option is set.
         """
         for name in ("region", "profile", "role_arn", *_SECRETS):
             value = getattr(self, name)
@@ -305,34 +326,34 @@ _INSTEAD = {
     "max_buffered_inputs": "use max_buffered_bytes",
     "allow_foreign_locations": "no batch outside of the data prefix is read, leave it out",
 }
-"""Former settings, and what takes their place."""
+"""Former settings, and their replacements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
-    """Where a queue lives and how its manifest is written.
+    """The place of a queue, and how its manifest is written.
 
     Attributes:
-        store: A URL: a path or ``file:///dir``, ``s3://bucket[/root]``,
-            ``gs://bucket[/root]``, ``abfss://container@account.dfs.core.windows.net[/root]``,
-            ``az://container[/root]``, ``memory://name``.
+        store: A URL: a path or ``file:///dir``, ``s3://bucket[/root]``, ``gs://bucket[/root]``,
+            ``abfss://container@account.dfs.core.windows.net[/root]``, ``az://container[/root]``,
+            ``memory://name``.
         data_path_prefix: Prefix of batch objects. Default ``ingest`` (OpenData RFC 0001, Producer).
         manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
         store_options: How to reach a cloud, and how long one operation may take.
     """
 
     backoff_base_ms: ClassVar[int] = 10
-    """First step of the full-jitter backoff between attempts."""
+    """First step of the full-jitter backoff between attempts, in milliseconds."""
     backoff_max_ms: ClassVar[int] = 2_000
-    """Largest step."""
+    """Largest step of the backoff, in milliseconds."""
     max_manifest_bytes: ClassVar[int] = 64 * MIB
-    """Appends that would grow the manifest past this raise ``QueueFull``. Every append rewrites the
-    manifest, so its size is the cost of an append."""
+    """An append that would grow the manifest past this size raises ``QueueFull``. Every append
+    rewrites the manifest, so its size is the cost of an append."""
     max_batch_bytes: ClassVar[int] = 256 * MIB
-    """Largest record block: one ``produce()`` call must fit, and a larger one is refused before it
-    is expanded (failure F21)."""
+    """Size of the largest record block. One ``produce()`` call must fit into it. A larger block is
+    refused before it is decompressed (failure F21)."""
     _other_checks: ClassVar[tuple[str, ...]] = ("store", "data_path_prefix", "compression")
-    """Fields whose own checks say more."""
+    """Fields that have their own, more exact checks."""
 
     store: str
     data_path_prefix: str = DEFAULT_DATA_PATH_PREFIX
@@ -340,7 +361,7 @@ class QueueConfig:
     store_options: StoreOptions = field(default_factory=StoreOptions)
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
-        """Refuse a name that is no setting, before ``__init__`` does without saying what to use."""
+        """Refuse an unknown setting, because the error of ``__init__`` would not suggest a fix."""
         names = [each.name for each in fields(cls)]
         for name in settings:
             if name in names:
@@ -355,10 +376,14 @@ class QueueConfig:
     @classmethod
     @checked
     def of(cls, given: Self | str | PathLike[str], settings: dict[str, Any]) -> Self:
-        """The configuration that a constructor was given: one, or a URL; and single settings.
+        """Return the configuration for the arguments of a constructor.
+
+        Args:
+            given: A configuration, a URL or a path.
+            settings: Fields of the configuration, by name.
 
         Raises:
-            InvalidInput: It is neither, or a setting cannot be used.
+            InvalidInput: ``given`` has another type, or a setting cannot be used.
         """
         if isinstance(given, cls):
             return replace(given, **settings) if settings else given
@@ -380,13 +405,17 @@ class QueueConfig:
 
     @property
     def timeout_ms(self) -> int:
-        """How long one operation may take, retries included (:class:`StoreOptions`)."""
+        """Milliseconds that one operation may take, with retries (:class:`StoreOptions`)."""
         return self.store_options.timeout_ms
 
     @checked
     def retries(self, runtime: Runtime, **changes: Any) -> Retries:
-        """The policy of the queue's calls: transient errors are repeated until the timeout.
-        ``changes`` are other fields of it."""
+        """Return the policy of the queue's calls: repeat transient errors until the timeout.
+
+        Args:
+            runtime: Clock and sleep.
+            **changes: Other fields of the policy.
+        """
         fields: dict[str, Any] = {
             "base_ms": self.backoff_base_ms,
             "max_ms": self.backoff_max_ms,
@@ -396,7 +425,7 @@ class QueueConfig:
         return Retries(runtime, **fields | changes)
 
     def with_timeout(self, timeout_ms: int) -> Self:
-        """The same settings, but so long for one operation."""
+        """Return the same settings with another maximum time for one operation, in milliseconds."""
         return replace(self, store_options=replace(self.store_options, timeout_ms=timeout_ms))
 
 
@@ -415,23 +444,27 @@ class ProducerConfig(QueueConfig):
     """Settings of a producer (OpenData RFC 0001, Producer).
 
     Attributes:
-        flush_interval_ms: Age at which a batch is flushed at the latest. Default 100.
-        flush_size_bytes: Size beyond which a batch is flushed; a loose limit. Default 64 MiB.
-        max_buffered_bytes: Bytes that may wait for durability before ``produce()`` blocks,
-            metadata and uploads in flight included, 256 bytes for each call with metadata or an
-            Arrow array, and 64 for each record of the others. Default 256 MiB.
+        flush_interval_ms: Maximum age of a batch before it is flushed, in milliseconds. Default
+            100.
+        flush_size_bytes: A batch that is larger than this is flushed; a loose limit. Default 64
+            MiB.
+        max_buffered_bytes: Bytes that may wait for durability before ``produce()`` blocks. Metadata
+            and uploads in flight count, plus 256 bytes for each call with metadata or an Arrow
+            array, and 64 bytes for each record of other calls. Default 256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``, or their names.
-        delivery_timeout_ms: How long a batch is retried before its handles fail, as Kafka's
-            ``delivery.timeout.ms``, at a full manifest with ``QueueFull``; an append too, if
-            ``store_options.timeout_ms`` is shorter. Default 120,000.
+        delivery_timeout_ms: Maximum time for which a batch is retried before its handles fail, in
+            milliseconds, like Kafka's ``delivery.timeout.ms``. If the manifest is full, they fail
+            with ``QueueFull``. An append is retried for this time even if
+            ``store_options.timeout_ms`` is shorter, but for at most half of the grace period.
+            Default 120,000.
         broker: Many processes that append to one manifest lose races to each other; a broker
-            appends for all. ``auto`` (default): use the one that is announced, append alone
-            where there is none; ``host``: this process serves as the broker while there is no
-            other; ``off``: append alone.
+            appends for all of them. ``auto`` (default): use the announced broker, or append alone
+            without one; ``host``: this process serves as the broker unless another one does;
+            ``off``: append alone.
     """
 
     zstd_level: ClassVar[int] = 1
-    """It compresses JSON as well as level 3, in 60 % of the time."""
+    """The compression level. It compresses JSON as well as level 3, in 60 % of the time."""
     upload_concurrency: ClassVar[int] = 8
     """Uploads at once."""
 
@@ -462,10 +495,12 @@ class GarbageCollectorConfig:
 
     Attributes:
         enabled: Whether a consumer runs the collector. Default true.
-        interval_ms: Time between cycles. Default: half of the queue's grace period.
-        grace_period_ms: The grace period of a queue that this consumer creates, or that has none
-            on record. All programs use the one on record, in the queue's owner marker;
-            ``opendata-buffer gc --grace-period-ms`` changes it. Default: 600,000 for a new queue.
+        interval_ms: Time between cycles, in milliseconds. Default: half of the queue's grace
+            period.
+        grace_period_ms: The grace period in milliseconds of a queue that this consumer creates, or
+            that has none on record. All programs use the one on record, in the queue's owner
+            marker; ``opendata-buffer gc --grace-period-ms`` changes it. Default: 600,000 for a new
+            queue.
     """
 
     enabled: bool = True
@@ -482,13 +517,14 @@ class ConsumerConfig(QueueConfig):
     """Settings of a consumer (OpenData RFC 0001, Consumer).
 
     Attributes:
-        gc: The garbage collector that runs next to the consumer. False turns it off, and true
-            means the default settings.
-        ack_interval: Serial acks per manifest write. Default 100.
-        create_if_missing: Create the queue where there is none, for a consumer that starts before
+        gc: The garbage collector that runs next to the consumer. False turns it off, and true means
+            the default settings.
+        ack_interval: Number of serial acknowledgements per manifest write. Default 100.
+        create_if_missing: Create the queue if it does not exist, for a consumer that starts before
             the first producer. Default false: a mistyped path is an error.
-        reader: The name to read by, of a log (``opendata-buffer readers enable``): each name has
-            a position of its own and reads everything. Default none: the one consumer of a queue.
+        reader: The name to read a log by (``opendata-buffer readers enable``). Each name has a
+            position of its own and reads everything. Default: no name, for the only consumer of a
+            queue.
     """
 
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
@@ -510,13 +546,15 @@ class WorkerConfig(ConsumerConfig):
     """Settings of a worker, one of several that share a queue.
 
     Attributes:
-        broker: ``host`` (default): this process serves as the broker while no other one does;
-            ``auto``: it does not, and waits for one.
-        claim_timeout_ms: A batch whose worker sends no heartbeat for this time is handed to another
-            worker. A worker sends four heartbeats in this time by itself. Default 60,000.
+        broker: ``host`` (default): this process serves as the broker unless another one does;
+            ``auto``: it never does, and waits for a broker.
+        claim_timeout_ms: If a worker sends no heartbeat for this time, in milliseconds, its batch
+            is handed to another worker. A worker sends four heartbeats in this time on its own.
+            Default 60,000.
         max_deliveries: A batch that was handed out this often and is not finished goes to the
             quarantine. 0 means without limit. Default 5.
-        name: Shown by ``status``, and logged. Default host, process and some random characters.
+        name: The worker's name in ``status`` and in logs. Default: host, process and some random
+            characters.
     """
 
     broker: str = "host"

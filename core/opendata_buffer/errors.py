@@ -1,4 +1,4 @@
-"""Every error of the library, in one tree ordered by what the caller does next.
+"""The errors of the library, in one tree that is ordered by the caller's next step.
 
 ::
 
@@ -14,7 +14,7 @@
     │   ├── Fenced                    another consumer owns the queue
     │   ├── Superseded                another run of the app writes to the topic
     │   └── ClaimLost                 no heartbeat in time: another worker gets the batch
-    ├── DataError                     something that was stored is lost or cannot be read
+    ├── DataError                     stored data is lost or cannot be read
     │   ├── CorruptData               bytes on storage break the v1 format
     │   │   ├── CorruptManifest       inspect it: ``opendata-buffer dump``
     │   │   └── CorruptBatch          the batch object cannot be decoded
@@ -25,16 +25,16 @@
     │   ├── MalformedRecord           a record does not fit the schema, and mode is FAILFAST
     │   ├── QueueReset                the manifest vanished or went backwards: do not resume
     │   └── DataLoss                  a position that must be read is no longer queued
-    ├── StorageError                  the store did not do what was asked
+    ├── StorageError                  a request to the store failed
     │   ├── PermanentStorageError     fix credentials, permissions, bucket or disk
     │   └── ObjectNotFound            the key does not exist
-    ├── CommitStateUnknown            a write may or may not have landed: read what is known
+    ├── CommitStateUnknown            a write may or may not have landed: see its attributes
     ├── Drained                       the partition has left its topic: use the others
     ├── FlushFailed                   batches could not be made durable: produce them again
     └── Closed                        the producer or consumer was closed before the call
 
-Most programs tell apart the first four. Every error survives pickling and carries the values its
-message names as attributes.
+Most programs distinguish the first four. Every error survives pickling. The values that its message
+names are also attributes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from typing import Any
 
 
 class OpenDataBufferError(Exception):
-    """Base of all errors of this library.
+    """The base class of all errors of this library.
 
     Attributes:
         retryable: Whether the same call may succeed later.
@@ -63,17 +63,17 @@ class InvalidInput(OpenDataBufferError, ValueError):
 
 
 class RetryLater(OpenDataBufferError):
-    """The same call may succeed later: nothing was written, and nothing is wrong with the data."""
+    """A failure that may pass. Nothing was written, and nothing is wrong with the data."""
 
     retryable = True
 
 
 class OwnershipLost(OpenDataBufferError):
-    """Another process has taken over what this one wrote or read: stop this one."""
+    """Another process has taken over the queue, topic or batch of this one. Stop this process."""
 
 
 class DataError(OpenDataBufferError):
-    """Something that was stored is lost, or cannot be read."""
+    """Stored data is lost or cannot be read."""
 
 
 class PrefixConflict(InvalidInput):
@@ -98,25 +98,25 @@ class UnsafeStore(InvalidInput):
 
 
 class StorageError(OpenDataBufferError):
-    """The store did not do what was asked."""
+    """A request to the store failed."""
 
 
 class TransientStorageError(StorageError, RetryLater):
-    """A timeout, throttling or server error that outlived its retries. Try again later.
+    """A timeout, throttling or server error that outlasted its retries. Try again later.
 
     Attributes:
-        retry_after_s: Seconds to wait, where the store has named them.
+        retry_after_s: Seconds to wait, if the store has said so.
     """
 
     retry_after_s: float | None = None
 
 
 class PermanentStorageError(StorageError):
-    """Credentials, permissions, a missing bucket or a full disk. Retrying does not help."""
+    """Wrong credentials or permissions, a missing bucket or a full disk. Retrying does not help."""
 
 
 class ObjectNotFound(StorageError):
-    """The store has no object of this name."""
+    """The store has no object with this key."""
 
     def __init__(self, key: str, store: str = "") -> None:
         where = f" in {store}" if store else ""
@@ -140,14 +140,14 @@ class Conflict(RetryLater):
 
 
 class CommitStateUnknown(OpenDataBufferError):
-    """A write may have been applied, and storage no longer shows whether it was.
+    """A write may have been applied, and the store no longer shows whether it was.
 
     Attributes:
         key: The manifest that was written.
-        sequence: First sequence the write would have taken, if it landed; None when that is
-            not known either.
-        locations: Batch locations the write carried.
-        next_sequence: The manifest's next sequence when last read, if it could be read.
+        sequence: The first sequence that the write would have taken, if it was applied; None if
+            that is not known either.
+        locations: The batch locations that the write contained.
+        next_sequence: The manifest's next sequence when it was last read, if it could be read.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class CommitStateUnknown(OpenDataBufferError):
 
 
 class QueueFull(RetryLater):
-    """The manifest has outgrown its limit; producers must wait (failure F35)."""
+    """The manifest has outgrown its limit. Producers must wait (failure F35)."""
 
     def __init__(self, key: str, size: int, limit: int, lag: int, oldest_ms: int | None) -> None:
         age = "" if oldest_ms is None else f", the oldest for {oldest_ms / 1000:.0f} s"
@@ -223,7 +223,7 @@ class Fenced(OwnershipLost):
 
 
 class Drained(OpenDataBufferError):
-    """The partition was drained and has left its topic: nothing is written to it any more."""
+    """The partition was drained and has left its topic. It accepts no more writes."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -236,7 +236,7 @@ class Drained(OpenDataBufferError):
 
 
 class Superseded(OwnershipLost):
-    """Another run of the same app has begun to write; this one wrote nothing of the batch.
+    """Another run of the same app has started to write. This run wrote nothing of the batch.
 
     Args:
         app: The app id.
@@ -260,7 +260,7 @@ class CorruptData(DataError):
 
 
 class CorruptManifest(CorruptData):
-    """The manifest breaks the v1 format. Nothing is written to it."""
+    """The manifest breaks the v1 format. The library writes nothing to it."""
 
 
 class CorruptBatch(CorruptData):
@@ -268,9 +268,10 @@ class CorruptBatch(CorruptData):
 
 
 class PoisonBatch(DataError):
-    """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by.
+    """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` skips it.
 
-    In a topic it is in ``partition``, else empty: ``TopicConsumer.skip(partition, sequence)``.
+    For a topic, ``partition`` names the partition: ``TopicConsumer.skip(partition, sequence)``. It
+    is empty for a queue.
     """
 
     def __init__(
@@ -293,7 +294,7 @@ class PoisonBatch(DataError):
 
 
 class BatchMissing(PoisonBatch):
-    """The batch object a queue entry names does not exist."""
+    """The batch object that a queue entry names does not exist."""
 
 
 class BatchUnreadable(PoisonBatch):
@@ -360,7 +361,7 @@ class ClaimLost(OwnershipLost):
 
 
 class FlushFailed(OpenDataBufferError):
-    """Batches were given up after their retry budget; their handles failed too."""
+    """Batches were given up at the end of their retry budget. Their handles failed too."""
 
     def __init__(self, failed_calls: int, cause: str) -> None:
         super().__init__(
@@ -376,18 +377,18 @@ class Closed(OpenDataBufferError):
 
 
 def copied(error: BaseException) -> BaseException:
-    """Return a copy of an error with its traceback and its cause, to be raised in its place.
+    """Return a copy of an error with its traceback and its cause, to raise in its place.
 
-    Each raise lengthens the traceback of an error by the frames that it passes. One error that a
-    thousand handles raise would print all of their frames, and threads that raise it at the same
-    time would mix theirs.
+    Each raise adds the frames that it passes to the traceback of an error. If a thousand handles
+    raised one error, it would print all of their frames. Threads that raise it at the same time
+    would mix their frames.
 
     Args:
-        error: Never raised itself, so that its traceback stays as it is.
+        error: The error. It is never raised itself, so its traceback stays unchanged.
 
     Returns:
-        An error of the same class with the same attributes; or ``error`` itself without its
-        traceback, where its class cannot be copied.
+        An error of the same class with the same attributes. If its class cannot be copied,
+        ``error`` itself without its traceback.
     """
     import copy  # only after a failure
 

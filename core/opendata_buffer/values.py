@@ -1,13 +1,13 @@
-"""Records as rows with columns: JSON objects and lines of CSV, read by Arrow's own readers.
+"""Read records as rows with columns: JSON objects or lines of CSV, parsed by Arrow's readers.
 
-A record that does not fit the schema is malformed as a whole: its columns are null, and the column
+A record that does not fit the schema is malformed as a whole. Its columns are null, and the column
 for corrupt records has its text.
 
-Arrow reads a text and not an array, so records are joined. Its readers skip an empty record, make
-two rows of ``{"a":1}{"b":2}``, and go on in the next record where an object or a quote was left
-open. So each text has marks that prove that every record is exactly one row, see
-:class:`_JsonReader` and :class:`_CsvReader`; a text without them, or that Arrow refuses, is read
-again in parts.
+Arrow parses one text and not an array of records, so the records are joined to a text. Then three
+things can go wrong: Arrow's readers skip an empty record, make two rows of ``{"a":1}{"b":2}``, and
+continue in the next record if an object or a quote was left open. So each text has marks that prove
+that every record is exactly one row; see :class:`_JsonReader` and :class:`_CsvReader`. A text whose
+marks are missing, or that Arrow rejects, is read again in parts.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ JSON, CSV = "json", "csv"
 PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 
 _TEXT_BYTES = 4 << 20
-"""Bytes of records in a text, unless one has more: a malformed one makes all be read again."""
+"""Target size of a text, in bytes of records. A malformed record causes the whole text to be read
+again."""
 
 _INFERRED_AT_ONCE = 256
-"""Records in a text. Where ids are names of fields, Arrow takes memory by the square of this."""
+"""The number of records in a text. If ids are used as field names, Arrow's memory grows with the
+square of this."""
 
 _MOST_LEVELS = 50
-"""Levels of nested types. Arrow sends Spark no more than 64, and overflows the process's stack
-where it infers the type of a record with a hundred thousand."""
+"""The most levels of nested types. Arrow sends Spark at most 64 levels. It overflows the stack of
+the process when it infers the type of a record with a hundred thousand levels."""
 
 _TYPES = {
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
@@ -64,11 +66,12 @@ class ValueOptions:
 
     Attributes:
         format: ``json`` or ``csv``.
-        mode: What becomes of a malformed record: ``PERMISSIVE`` keeps a row of nulls with its text
+        mode: How a malformed record is handled: ``PERMISSIVE`` keeps a row of nulls with its text
             in ``corrupt_column``, ``DROPMALFORMED`` leaves it out, ``FAILFAST`` raises.
         corrupt_column: The column for the text of malformed records, if the schema names it.
-        sep: CSV: the separator of fields; one ASCII character, as ``quote``.
-        quote: CSV: the character around a field, doubled inside of it; empty: none.
+        sep: CSV: the separator of fields, one ASCII character.
+        quote: CSV: the character around a field, one ASCII character. Inside a field it is doubled.
+            Empty turns quoting off.
         null_value: CSV: the text of a field that is null, unless it is quoted.
     """
 
@@ -85,14 +88,18 @@ class ValueOptions:
 
 @dataclass(frozen=True)
 class DecodedColumns:
-    """The columns of some records: ``arrays`` has one for each field of the schema, with a value
-    for each record. ``malformed`` are the records that have none, by their index, and why."""
+    """The columns of some records.
+
+    Attributes:
+        arrays: One array for each field of the schema, with one value for each record.
+        malformed: The reason for each malformed record, by its index. Its values are null.
+    """
 
     arrays: list[pa.Array]
     malformed: dict[int, str]
 
     def delivered(self, rows: _Rows, mode: str) -> _Rows:
-        """Those of the records' rows that are delivered: by ``mode`` without malformed ones."""
+        """Return the rows to deliver. With DROPMALFORMED these are all but the malformed ones."""
         if not self.malformed or mode != DROPMALFORMED:
             return rows
         kept = np.ones(rows.num_rows, np.bool_)
@@ -101,11 +108,17 @@ class DecodedColumns:
 
 
 class Decoder:
-    """Reads records into the columns of one schema; made once, used for many arrays of records.
+    """A reader of records into the columns of one schema. Create it once for many arrays.
 
-    The column for corrupt records may be among those of the schema. InvalidInput for a column of an
-    unsupported type, two columns of one name, no column to fill, or a column for corrupt records
-    that is no string.
+    The schema may contain the column for corrupt records.
+
+    Args:
+        schema: The columns to fill.
+        options: How to read the records.
+
+    Raises:
+        InvalidInput: A column has an unsupported type, two columns have one name, no column is
+            filled from records, or the column for corrupt records is not a string.
     """
 
     def __init__(self, schema: pa.Schema, options: ValueOptions) -> None:
@@ -132,7 +145,11 @@ class Decoder:
         )
 
     def decode(self, values: pa.BinaryArray) -> DecodedColumns:
-        """The columns of records, which are any bytes: ``pa.binary()`` without nulls."""
+        """Return the columns of some records.
+
+        Args:
+            values: The records, which may be any bytes: ``pa.binary()`` without nulls.
+        """
         texts, malformed = _readable(values, self._reader)
         parts = [[pa.nulls(0, each.type) for each in self._fields]]
         for at, part in _halved(texts, self._read, 0, len(texts)) if len(texts) else ():
@@ -157,12 +174,16 @@ class Decoder:
 
 
 class _JsonReader:
-    """Objects whose opening brace is replaced by ``{"<mark>":true,`` with a random name.
+    """A reader of JSON objects.
 
-    A row has the mark if its object begins where a record begins: a record that swallows the next
-    one takes its mark away, and a second object in one record has none. So a text with as many rows
-    as records, all with the mark, has one row of each. It never begins with ``null``, which as the
-    first value crashes Arrow's reader. Without types, those of the columns are inferred.
+    It replaces the opening brace of each object with ``{"<mark>":true,``, where the mark is a
+    random name. A row has the mark if its object begins at the beginning of a record. A record that
+    swallows the next one removes the next one's mark, and a second object in one record has no
+    mark. So if a text has as many rows as records, and all have the mark, it has one row for each
+    record. The text never begins with ``null``, which crashes Arrow's reader as the first value.
+
+    Args:
+        types: The types of the columns by name; None to infer them.
     """
 
     def __init__(self, types: dict[str, pa.DataType] | None) -> None:
@@ -175,23 +196,32 @@ class _JsonReader:
         )
 
     def unusual(self, values: pa.BinaryArray) -> pa.BooleanArray:
-        """Which records need :meth:`trimmed` before they are read with others."""
-        # Before the comma behind the mark's value there is a name, unless the object is empty.
+        """Return which records need :meth:`trimmed` before they are read with others."""
+        # The mark ends with a comma, so a name must follow. Only an empty object has none.
         return pc.invert(pc.starts_with(values, '{"'))
 
     def trimmed(self, record: bytes) -> bytes:
-        """The record as it is read with others; raises ValueError if it is malformed."""
+        """Return the record in the form in which it is read with others.
+
+        Raises:
+            ValueError: The record is malformed.
+        """
         text = record.strip(b" \t\r\n")
         if text[:1] != b"{":
             raise ValueError("it is no JSON object")
         return self.placeholder if _EMPTY_OBJECT.fullmatch(text) else text
 
     def read(self, texts: pa.BinaryArray) -> pa.Table:
-        """One row for each record; raises ValueError if a record is not surely one row."""
+        """Return one row for each record.
+
+        Raises:
+            ValueError: A record may not be exactly one row.
+        """
         marked = pc.binary_replace_slice(texts, 0, 1, self._opening)
-        # Within strings JSON has no line ends, so no string goes on in the next record.
+        # A JSON string cannot contain a line end, so no string continues in the next record.
         text = pc.binary_join_element_wise(marked, b"", b"\n").buffers()[2]
-        # One block, or the reader would cut the text at a line end, which objects may have.
+        # Use one block. Otherwise the reader would cut the text at a line end, maybe inside an
+        # object.
         block = pa.json.ReadOptions(use_threads=False, block_size=text.size)
         table = pa.json.read_json(pa.BufferReader(text), block, self._options)
         if table.num_rows != len(texts) or table.column(self._mark).null_count:
@@ -200,18 +230,22 @@ class _JsonReader:
 
 
 class _CsvReader:
-    """Lines, and a last one whose fields are all null; methods as of :class:`_JsonReader`.
+    """A reader of CSV lines, with the methods of :class:`_JsonReader`.
 
-    Records without line ends are as many rows as lines, unless a quote takes a line end into a
-    field: then there are fewer rows. A record that has a line end is read alone; then
-    the last row has values if the record's quotes reached it. Without types, those of the
-    ``count`` columns are inferred.
+    It adds a last line whose fields are all null. Records without line ends make as many rows as
+    lines, unless a quote takes a line end into a field. Then there are fewer rows. A record that
+    contains a line end is read alone. If its quotes reach the last line, that row has values.
+
+    Args:
+        count: The number of columns.
+        types: The types of the columns; None to infer them.
+        options: How to read the records.
     """
 
     def __init__(self, count: int, types: list[pa.DataType] | None, options: ValueOptions) -> None:
         null = f"null-{secrets.token_hex(8)}"
         self.placeholder = options.sep.join([null] * count).encode()
-        # Columns by number: two of a header may have one name.
+        # Name the columns by number, because two columns of a header may have the same name.
         self._names = [str(number) for number in range(count)]
         self._parsing = pa.csv.ParseOptions(
             delimiter=options.sep,
@@ -238,7 +272,7 @@ class _CsvReader:
         lines = pc.binary_join_element_wise(texts, b"", b"\n").buffers()[2].to_pybytes()
         if len(texts) > 1 and (lines.count(b"\n") != len(texts) or b"\r" in lines):
             raise ValueError("a record has a line end")
-        # The reader drops one byte order mark at the beginning: this one, and none of a record.
+        # The reader drops one byte order mark at the beginning. This one protects that of a record.
         text = b"\xef\xbb\xbf" + lines + self.placeholder + b"\n"
         block = pa.csv.ReadOptions(
             use_threads=False, block_size=len(text), column_names=self._names
@@ -253,7 +287,10 @@ class _CsvReader:
 def _readable(
     values: pa.BinaryArray, reader: _CsvReader | _JsonReader
 ) -> tuple[pa.BinaryArray, dict[int, str]]:
-    """The records as they are joined, malformed ones as placeholders; their reasons."""
+    """Return the records as they are joined, and the reasons of malformed ones by index.
+
+    Malformed records are replaced with placeholders.
+    """
     unusual = reader.unusual(values)
     try:
         values.cast(pa.string())
@@ -277,8 +314,12 @@ def _readable(
 def _halved(
     texts: pa.BinaryArray, read: Callable[[pa.BinaryArray], _Found], begin: int, end: int
 ) -> Iterator[tuple[int, _Found | str]]:
-    """Read records [begin, end): all at once or, where that fails, in parts. Yields the index of a
-    part's first record, and what was read; of a malformed record the reason."""
+    """Read records [begin, end), all at once or, if that fails, in parts.
+
+    Yields:
+        The index of a part's first record, and the result of reading it. For a malformed record it
+        is the reason.
+    """
     part = texts.slice(begin, end - begin)
     cuts = {(begin + end) // 2}
     if len(part) == 1 or part.nbytes <= _TEXT_BYTES:
@@ -288,7 +329,7 @@ def _halved(
             if len(part) == 1:
                 yield begin, _POSITION_IN_TEXT.sub("", str(error).partition("\n")[0])
                 return
-            if row := _ROW.search(str(error)):  # Most often the malformed record.
+            if row := _ROW.search(str(error)):  # usually the malformed record
                 at = begin + min(int(row[1]), len(part) - 1)
                 cuts = {(begin + at) // 2, at, at + 1, (at + 1 + end) // 2}
         else:
@@ -299,7 +340,7 @@ def _halved(
 
 
 def _check_type(name: str, dtype: pa.DataType, value_format: str, level: int = 1) -> None:
-    """Refuse, by InvalidInput, a type that records are not read into."""
+    """Raise ``InvalidInput`` for a type that records cannot be read into."""
     types = pa.types
     if value_format == JSON and level < _MOST_LEVELS:
         if types.is_struct(dtype):
@@ -323,20 +364,25 @@ def _check_type(name: str, dtype: pa.DataType, value_format: str, level: int = 1
 
 
 def _read_type(dtype: pa.DataType) -> pa.DataType:
-    """What Arrow's readers read a column as, before it is converted."""
+    """Return the type that Arrow's readers use for a column, before it is converted."""
     types = pa.types
     if types.is_struct(dtype):
         return pa.struct([pa.field(each.name, _read_type(each.type)) for each in dtype])
     if types.is_list(dtype):
         return pa.list_(dtype.value_field.with_type(_read_type(dtype.value_type)))
-    # The readers do not distinguish times with and without a zone, and read dates as numbers.
+    # Read these as strings: the readers do not distinguish times with and without a zone, and read
+    # dates as numbers.
     if types.is_date(dtype) or types.is_timestamp(dtype) or types.is_binary(dtype):
         return pa.string()
     return dtype
 
 
 def _converted(found: pa.Array, dtype: pa.DataType) -> pa.Array:
-    """A column of :func:`_read_type` as the type asked for; raises ValueError for others."""
+    """Convert a column of :func:`_read_type` to the requested type.
+
+    Raises:
+        ValueError: A value does not fit the type.
+    """
     types = pa.types
     if types.is_struct(dtype):
         inner = [
@@ -344,35 +390,35 @@ def _converted(found: pa.Array, dtype: pa.DataType) -> pa.Array:
         ]
         return pa.StructArray.from_arrays(inner, fields=list(dtype), mask=found.is_null())
     if types.is_list(dtype):
-        # All elements, also of lists behind others that are null: the offsets count those.
+        # Convert all elements, even those of lists that are null, because the offsets count them.
         values = _converted(found.values, dtype.value_type)
         lists = pa.ListArray.from_arrays(found.offsets, values, mask=found.is_null())
         return lists.cast(dtype)
-    if types.is_timestamp(dtype):  # With an offset if the type has a zone, else without.
+    if types.is_timestamp(dtype):  # with an offset if the type has a zone, otherwise without
         try:
             return found.cast(dtype)
         except pa.ArrowInvalid:
-            # RFC 3339 has any number of digits of a second, Spark's timestamps have six.
+            # RFC 3339 allows any number of digits in a second. Spark's timestamps have six.
             return pc.replace_substring_regex(found, r"(\.\d{6})\d+", r"\1").cast(dtype)
     if types.is_date(dtype):
         return found.cast(dtype)
     if types.is_binary(dtype):
-        texts = found.to_pylist()  # Null and the empty text stay what they are.
+        texts = found.to_pylist()  # null and the empty text stay unchanged
         return pa.array([each and base64.b64decode(each, validate=True) for each in texts], dtype)
     if types.is_decimal(dtype):
-        found.validate(full=True)  # The readers check the scale, and not the precision.
+        found.validate(full=True)  # the readers check only the scale, not the precision
     if types.is_floating(dtype) and pc.all(pc.is_finite(found)).as_py() is False:
         raise ValueError(f"a number is beyond {dtype}, or none")
     return found
 
 
 def infer(records: pa.BinaryArray, options: ValueOptions) -> pa.Schema:
-    """The columns that these records have, by Arrow's inference. Those of CSV are numbered.
+    """Infer the columns of some records with Arrow. CSV columns are numbered.
 
-    Texts of JSON stay texts. A field that is null in all records is a text, and a field without a
-    name is left out. Of two types that do not go together JSON has the first one, and CSV a text.
-    If the mode is ``PERMISSIVE``, the column for corrupt records is the last one. The schema is
-    empty if no record shows a column.
+    JSON strings stay strings. A field that is null in all records becomes a string, and a field
+    without a name is left out. If a field has two types that cannot be merged, JSON keeps the first
+    one, and CSV uses a string. With the mode ``PERMISSIVE``, the column for corrupt records is the
+    last one. The schema is empty if no record shows a column.
     """
     reader: _CsvReader | _JsonReader
     names: list[str] | None = None
@@ -394,7 +440,7 @@ def infer(records: pa.BinaryArray, options: ValueOptions) -> pa.Schema:
                 table = part.rename_columns(names or part.column_names)
                 merged = _merged(merged, pa.struct(list(table.schema)), options.format)
     found = _column_type(merged, options.format) or pa.struct([])
-    # A record may have a field of that name; the column is for the text of records.
+    # A record may have a field with this name, but the column is for the text of records.
     fields = [each for each in found if each.name != options.corrupt_column]
     if fields and options.mode == PERMISSIVE:
         fields.append(pa.field(options.corrupt_column, pa.string()))
@@ -415,7 +461,7 @@ def _count_fields(record: bytes, options: ValueOptions) -> int:
 
 
 def _levels(record: bytes) -> int:
-    """How deep objects and arrays are nested in a record, if it is JSON."""
+    """Return how deep objects and arrays are nested in a JSON record; 0 if it cannot be deep."""
     if record.count(b"{") + record.count(b"[") <= _MOST_LEVELS:
         return 0
     brackets = _NO_BRACKETS.sub(b"", record)
@@ -423,7 +469,7 @@ def _levels(record: bytes) -> int:
 
 
 def _merged(one: pa.DataType, other: pa.DataType, value_format: str) -> pa.DataType:
-    """The type of a field that was found as both."""
+    """Return the type of a field that was found with both types."""
     types = pa.types
     if one == other or types.is_null(other):
         return one
@@ -443,7 +489,7 @@ def _merged(one: pa.DataType, other: pa.DataType, value_format: str) -> pa.DataT
 
 
 def _column_type(dtype: pa.DataType, value_format: str) -> pa.DataType | None:
-    """The type as a column has it; None for objects that are always empty."""
+    """Return the type of a field as a column has it; None for objects that are always empty."""
     types = pa.types
     if types.is_struct(dtype):
         inner = [(each.name, _column_type(each.type, value_format)) for each in dtype if each.name]

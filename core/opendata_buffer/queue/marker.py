@@ -29,9 +29,9 @@ prefix belongs, and it holds a watermark that this manifest has reached at least
   with a lower count was restored from an old copy (failure F46).
 * ``log`` is true for a queue that has become a log.
 
-For example, the manifest ends at 50 and the marker says 42. Somebody restores yesterday's manifest,
-which ends at 30. The next program reads the marker first, sees that 30 is below 42, and stops with
-:class:`.QueueReset`.
+For example, the manifest ends at 50 and the marker says 42. An operator restores yesterday's
+manifest, which ends at 30. The next program reads the marker first, sees that 30 is below 42, and
+stops with :class:`.QueueReset`.
 
 A watermark is written at most once a minute, after the manifest. So it lags behind the manifest and
 never runs ahead of it. A manifest that was restored from less than a minute ago may therefore be

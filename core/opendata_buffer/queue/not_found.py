@@ -1,4 +1,4 @@
-"""Say why there is no queue where a program looked for one, and what is there instead.
+"""Explain that a queue does not exist, and name the nearest thing that does.
 
 Most often the data prefix or the manifest path is mistyped, the queue is a partition of a topic, or
 it was never created. The error names the nearest thing that exists, and the setting to change.
@@ -21,8 +21,8 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
     """Check that the queue exists, for a worker that must not create one at a mistyped path.
 
     Raises:
-        InvalidInput: There is no queue.
-        QueueReset: There is a queue that has lost its manifest.
+        InvalidInput: The queue does not exist.
+        QueueReset: The queue exists, but has lost its manifest.
         StorageError: The store did not answer.
     """
     if read_manifest(store, config, runtime) is None:

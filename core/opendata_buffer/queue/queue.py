@@ -300,8 +300,8 @@ class Queue:
         Args:
             entries: The entries, at least one.
             guard: Called with each manifest that is about to be replaced. If it returns anything
-                but None, nothing is appended, and the append returns that. What it has checked
-                still holds when the write is applied.
+                but None, nothing is appended, and the append returns that. The state that it
+                has checked still holds when the write is applied.
             read_first: Read the manifest before the first attempt, because other processes write
                 it, too.
             makes_room: Ignore ``max_manifest_bytes``, for entries such as transaction markers that
@@ -359,7 +359,7 @@ class Queue:
 
         Returns:
             Whether the search gives an answer, and the sequence of the first entry if they are
-            there. There is no answer if the queue is not a log, if the index has a gap or no longer
+            there. It gives none if the queue is not a log, if the index has a gap or no longer
             knows these sequences, or if only a part of the entries is found.
         """
         manifest = self._object.last_seen
@@ -451,7 +451,8 @@ class Queue:
             The manifest with the new epoch.
 
         Raises:
-            QueueReset: There is no queue, or it ends before ``last_acked_sequence`` (failure F27).
+            QueueReset: The queue does not exist, or ends before ``last_acked_sequence`` (failure
+                F27).
             DataLoss: Later entries were removed, and ``allow_data_loss`` is false.
             Drained: The queue was sealed.
             StorageError: The store did not answer, or refused the write.

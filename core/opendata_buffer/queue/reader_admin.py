@@ -4,16 +4,16 @@ These are the operations behind ``opendata-buffer readers``. Each one changes se
 after another, and may be killed after any of them. The order is chosen so that the state in between
 is safe, and so that running the operation again completes it:
 
-* :func:`enable_readers` makes a log of a queue. The owner marker comes first, so that no consumer
-  without a name can start any more. Then a new epoch fences the consumer that runs. The index comes
+* :func:`enable_readers` turns a queue into a log. The owner marker comes first, so that no consumer
+  without a name can start any more. Then a new epoch fences the running consumer. The index comes
   last.
 * :func:`register_readers` writes the positions and then the names in the index. A collector that
   finds a name always finds its position (decision 0038).
 * :func:`reset_reader` writes the position and then changes the index. A collector that had read the
   old position loses its race for the index.
 * :func:`unregister` deletes the position and then the name. While the name is there without a
-  position, the consumer of this reader is told that the reader was deleted, and does not register
-  it again.
+  position, the consumer of this reader gets the error that the reader was deleted, and does not
+  register it again.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ def read_positions(
 
     A reader whose position is missing may need everything that is kept, so it counts as being at
     the floor. It counts as having moved at the time when the collector first missed its position,
-    which the index records, or else now. So it keeps what it needs, and expires like any other
-    reader (failure F44).
+    which the index records, or else now. So it holds the batches that it needs, and expires like
+    any other reader (failure F44).
 
     Args:
         log_: The log.

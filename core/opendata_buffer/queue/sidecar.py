@@ -66,7 +66,7 @@ class Sidecar:
     """One kind of small JSON object.
 
     Attributes:
-        name: What the object is, as errors say it, such as ``the owner marker``.
+        name: The name of the object in errors, such as ``the owner marker``.
         remedy: How to repair an unreadable object, in whole sentences. Errors end with it.
         version: The version that this release writes. It reads this one and all earlier ones.
         max_bytes: A larger object is refused.
@@ -149,7 +149,7 @@ class Sidecar:
         """Return the error for an object that cannot be read.
 
         Args:
-            problem: What is wrong with it, such as ``it has 70000 bytes``.
+            problem: The fault of the object, such as ``it has 70000 bytes``.
         """
         return errors.CorruptData(f"{self.name} is not readable: {problem}. {self.remedy}")
 
@@ -269,7 +269,7 @@ class SidecarFields:
 
         Args:
             name: The field's name.
-            wanted: What was expected, such as ``a text``.
+            wanted: The expected kind of value, such as ``a text``.
             value: The value, if it is not the field's own but inside it.
         """
         where = f"field {self._path + name!r}"

@@ -147,7 +147,7 @@ def check_resume(
 
     Raises:
         InvalidInput: The sequence is negative.
-        QueueReset: There is no queue, or it ends before this batch (failure F27).
+        QueueReset: The queue does not exist, or ends before this batch (failure F27).
         DataLoss: Later batches were removed, and ``allow_data_loss`` is false.
     """
     if last_acked < 0:

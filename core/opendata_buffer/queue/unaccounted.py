@@ -1,4 +1,4 @@
-"""Batches that no manifest of this queue accounts for (failure F51, decision 0040).
+"""Find batches that no manifest of this queue accounts for (failure F51, decision 0040).
 
 The data prefix and the manifest of a v1 queue are independent settings. This library keeps the
 manifest at ``<prefix>/manifest``, a Rust program keeps it at ``ingest/manifest``, and the exporter
@@ -9,18 +9,20 @@ for OpenTelemetry keeps it next to the prefix::
     ingest/otel/logs/data/01J5.../0000000000000002         the other one
 
 A program that knows only the prefix ``ingest/otel/logs/data`` finds batches and no manifest. If it
-created a queue there, that queue's manifest would name nothing, and to its collector every batch
-of the exporter would be garbage. The owner marker (failure F7) does not help: other clients do not
-write one. Hence one rule, for the library, the commands, Spark's source and its sink:
+created a queue there, that queue's manifest would name nothing, and its collector would treat every
+batch of the exporter as garbage. The owner marker (failure F7) does not help, because other clients
+do not write one. Hence one rule, for the library, the commands, Spark's source and its sink:
 
     Create no queue, and delete no object, in a data prefix with batches that no manifest of
     this queue has ever named.
 
-Where the manifest may be is not written down anywhere, so :func:`well_known` lists the places to
-look at. The rule does not need to find it. It finds it only to say which manifest to use.
+The path of the other manifest is not written down anywhere, so :func:`well_known` lists the places
+to search. The rule does not depend on finding it. The search only serves to tell the user which
+manifest to use.
 
-The batches of a topic's partition are the exception. Its name is drawn at random and stands in the
-topic's description, and a sink uploads batches there before it claims the partition.
+The batches of a topic's partition are the exception. The name of the partition is drawn at random
+and is listed in the topic's description, and a sink uploads batches there before it claims the
+partition.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, salva
 from opendata_buffer.stores.base import Get, List, Store
 
 LISTED = 1_000
-"""Objects below a prefix that are looked at: one page of a listing."""
+"""The number of objects below a prefix that are examined: one page of a listing."""
 
 
 def well_known(config: QueueConfig) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
-"""A store that fails as real ones do, at random by a seed, and is as slow.
+"""A store that is as slow as real ones and fails as they do, at random from a seed.
 
 ::
 
     store = FaultyStore(MemoryStore(), runtime, FaultPlan(cas_lost_after=0.1, cas_ms=60), seed=7)
 
-Only what may happen on S3 happens: code that loses data over such a store loses data over S3.
+It only injects faults that can happen on S3. So code that loses data over this store also loses
+data over S3.
 """
 
 from __future__ import annotations
@@ -24,22 +25,26 @@ from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """How often each fault happens, and how long each operation takes. The default is no fault.
+    """How often each fault happens, and how long each operation takes. By default nothing fails.
+
+    Shares are probabilities from 0 to 1.
 
     Attributes:
-        cas_lost_after: Share of conditional puts that are carried out, whatever that means for
-            their condition, and answered with ``Unknown`` (failure F2).
-        cas_lost_before: Share that never arrive, answered with ``Unknown``.
+        cas_lost_after: Share of conditional puts that reach the store, which applies or refuses
+            them, and that are answered with ``Unknown`` (failure F2).
+        cas_lost_before: Share of conditional puts that never arrive, answered with ``Unknown``.
         get_errors: Share of reads that raise ``TransientStorageError``.
-        put_errors: Share of unconditional puts that raise it; half of them are carried out.
+        put_errors: Share of unconditional puts that raise it. Half of them are carried out.
         list_errors: Share of listings that raise it.
-        delete_errors: Share of keys reported as not deleted; half of them are deleted.
-        get_ms: What a read takes, milliseconds.
-        put_ms: What an unconditional put takes; half of it before the effect, half after.
-        cas_ms: What a conditional put takes; half before, half after.
-        list_ms: What a listing takes.
-        delete_ms: What one ``delete_many`` takes.
-        jitter: Largest part by which each of these times is longer or shorter, 0 to 1.
+        delete_errors: Share of keys that are reported as not deleted. Half of them are deleted.
+        get_ms: Duration of a read, in milliseconds.
+        put_ms: Duration of an unconditional put, in milliseconds. Half of it passes before the
+            effect, half after.
+        cas_ms: Duration of a conditional put, in milliseconds. Half of it passes before the effect,
+            half after.
+        list_ms: Duration of a listing, in milliseconds.
+        delete_ms: Duration of one ``delete_many``, in milliseconds.
+        jitter: Largest part by which each duration is longer or shorter, 0 to 1.
     """
 
     cas_lost_after: float = 0.0
@@ -65,16 +70,16 @@ class FaultPlan:
 
 
 class FaultyStore:
-    """Any store, with the faults and the latency of a plan.
+    """A store around any other store, with the faults and the latency of a plan.
 
-    Waits only by ``runtime.sleep``, so it works on real, manual and simulated time. The faults
+    It waits only with ``runtime.sleep``, so it works on real, manual and simulated time. The faults
     are drawn from ``seed`` alone: the same operations in the same order fail the same way.
 
     Args:
         inner: The store that holds the objects.
-        runtime: Whose ``sleep`` takes the time.
-        plan: The faults. May be replaced at any time through :attr:`plan`.
-        seed: Of the random faults.
+        runtime: The runtime whose ``sleep`` takes the time.
+        plan: The faults. They may be replaced at any time through :attr:`plan`.
+        seed: Seed of the random faults.
     """
 
     @checked
@@ -93,7 +98,7 @@ class FaultyStore:
 
     @property
     def url(self) -> str:
-        """The inner store's."""
+        """The URL of the inner store."""
         return self.inner.url
 
     @checked
@@ -140,7 +145,7 @@ class FaultyStore:
 
     @checked
     def check_conditional_writes(self, near: str) -> None:
-        """The inner store's; without faults."""
+        """Check the inner store, without faults."""
         self.inner.check_conditional_writes(near)
 
     @checked
@@ -189,8 +194,8 @@ class FaultyStore:
 
     def _rolls(self, fault: str, share: float | None = None) -> bool:
         share = getattr(self.plan, fault) if share is None else share
-        # No draw for what cannot happen: adding a fault to the plan of one operation leaves the
-        # history of the others as it was.
+        # Draw no number for an impossible fault. Then adding a fault for one operation does not
+        # change the history of the others.
         if not share:
             return False
         with self._lock:

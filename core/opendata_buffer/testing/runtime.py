@@ -13,15 +13,16 @@ from opendata_buffer.runtime import Condition, SystemRuntime, Task, ulid_of
 
 
 class ManualRuntime:
-    """Manual clock, seeded randomness, real threads.
+    """A runtime with a manual clock, seeded randomness, and real threads.
 
-    ``sleep`` does not block: it moves the clock. Waiting with a timeout blocks until notified
-    or until :meth:`advance` has moved the clock past the timeout, so a background thread that
-    waits for its next cycle begins it exactly when the test moves the clock so far.
+    ``sleep`` does not block; it moves the clock. A wait with a timeout blocks until it is notified,
+    or until :meth:`advance` has moved the clock past the timeout. So a background thread that waits
+    for its next cycle begins the cycle exactly when the test moves the clock that far.
 
     Args:
-        now_ms: Wall clock at the beginning. Default 2026-01-01T00:00:00Z.
-        seed: Of jitter and ULIDs.
+        now_ms: Wall clock at the start, in milliseconds since the Unix epoch. Default
+            2026-01-01T00:00:00Z.
+        seed: Seed of jitter and ULIDs.
     """
 
     @checked
@@ -36,7 +37,7 @@ class ManualRuntime:
         self._waits = 0
         self._waited = self._system.condition()
         self.slept: list[float] = []
-        """What every ``sleep`` asked for, seconds."""
+        """The seconds that every ``sleep`` asked for."""
 
     def now_ms(self) -> int:
         """See :meth:`opendata_buffer.runtime.Runtime.now_ms`."""
@@ -49,12 +50,12 @@ class ManualRuntime:
             return self._elapsed_s
 
     def cpu_time(self) -> float:
-        """Nothing: computing takes no time on this clock."""
+        """Return 0. Computing takes no time on this clock."""
         return 0.0
 
     @checked
     def sleep(self, seconds: float) -> None:
-        """Move the clock; returns at once."""
+        """Move the clock and return at once."""
         self.slept.append(seconds)
         self.advance(seconds)
 
@@ -81,14 +82,14 @@ class ManualRuntime:
 
     @checked
     def ulid_at(self, timestamp_ms: int) -> str:
-        """A new ULID of any time."""
+        """Return a new ULID with any time."""
         with self._lock:
             noise = self._random.randbytes(10)
         return ulid_of(timestamp_ms, noise)
 
     @checked
     def advance(self, seconds: float) -> None:
-        """Move both clocks on, and wake the threads that waited for that."""
+        """Move both clocks forward, and wake the threads that waited for that."""
         with self._lock:
             self._elapsed_s += max(0.0, seconds)
             conditions = list(self._conditions)
@@ -97,7 +98,7 @@ class ManualRuntime:
 
     @checked
     def set_wall_clock(self, now_ms: int) -> None:
-        """Let the wall clock jump, back or forth; the monotonic clock does not notice."""
+        """Let the wall clock jump, forward or back. The monotonic clock does not change."""
         with self._lock:
             self._skew_ms = now_ms - self._start_ms - round(self._elapsed_s * 1000)
 
@@ -105,8 +106,12 @@ class ManualRuntime:
     def await_waits(self, count: int, timeout: float = 30.0) -> None:
         """Block until ``count`` waits with a timeout have begun, over all threads.
 
+        Args:
+            count: The number of waits since the runtime was created.
+            timeout: Seconds of real time to wait for them.
+
         Raises:
-            TimeoutError: They did not, within ``timeout`` seconds of real time.
+            TimeoutError: They did not begin within ``timeout`` seconds.
         """
         with self._waited:
             while self._waits < count:
@@ -136,8 +141,8 @@ class _ManualCondition:
             return self._real.wait()
         seen = self._notified
         deadline = self._runtime.monotonic() + timeout
-        # Counted while the lock is held: a test that sees the count and moves the clock then
-        # finds this thread waiting.
+        # Count while the lock is held. When a test sees the count and moves the clock, this thread
+        # is then surely waiting.
         self._runtime._wait_begins()
         while self._notified == seen and self._runtime.monotonic() < deadline:
             self._real.wait()
