@@ -1,4 +1,4 @@
-"""The module that Spark finds, so ``spark.readStream.format("opendata-buffer")`` just works.
+"""The module that Spark finds for ``spark.readStream.format("opendata-buffer")``.
 
 No registration is needed: Spark imports every ``pyspark_*`` package and looks for a
 ``DefaultSource``. A package that fails or is slow to import hides all of them behind

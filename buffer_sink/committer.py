@@ -164,8 +164,8 @@ def claim(options: SinkOptions, store: Store, runtime: Runtime) -> None:
     A queue without a marker would take the uploads for another client's batches (failure F51).
 
     Raises:
-        InvalidInput: The manifest belongs to a topic, or :func:`.claim_for_writing` refuses the
-            queue.
+        InvalidInput: The options name a manifest, but the store holds a topic. Or
+            :func:`.claim_for_writing` refuses the queue.
     """
     queue = options.queue
     check_manifest_path(store, queue)
@@ -193,7 +193,7 @@ class UploadAges:
 
     @property
     def grace_ms(self) -> int:
-        """The grace period to compare ages with, milliseconds: the shortest of all queues."""
+        """The grace period to compare ages with, milliseconds: the shortest of claimed queues."""
         return min(self.known_ms, default=self._default_ms)
 
     def oldest(self, group: Group) -> Moment:

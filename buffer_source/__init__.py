@@ -1,4 +1,4 @@
 """The Spark source: ``spark.readStream.format("opendata-buffer")`` and ``spark.read``.
 
-Import-light: Spark imports this on every discovery of data sources.
+Keep this module cheap to import: Spark imports it whenever it looks for data sources.
 """

@@ -204,7 +204,7 @@ class PartitionStream:
         found = session.entries(begin, end.next)
         for batch in found:
             isolated.step(batch, missing=batch.sequence in missing)
-        # If entries were lost, these may have decided the others.
+        # This cannot be checked if entries were lost: they may have decided the others.
         if len(found) == end.next - begin > 0 and (
             isolated.rule.stable_end(end.next) < stable_end_of(end, self._options)
         ):
@@ -242,7 +242,7 @@ class PartitionStream:
 
     @property
     def newly_registered(self) -> bool:
-        """Whether the log did not have the query's reader before this run."""
+        """Whether this run registered the query's reader on the log."""
         return self._session is not None and self._session.newly_registered
 
     @property

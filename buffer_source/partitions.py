@@ -218,7 +218,8 @@ class SourcePartitions:
         """Register the query's reader on the whole topic, once in a run (failure F47).
 
         Args:
-            is_new: Register it also if the topic names it, because it is new to a partition.
+            is_new: Register it even if the topic already names it, because the reader is new to a
+                partition.
         """
         if self.topic is None or self._registered:
             return
@@ -235,7 +236,8 @@ class SourcePartitions:
         if offset is None:
             return
         if self.topic is None:
-            # A checkpoint given up for a lost description would give up its positions, too.
+            # A user who gave up the checkpoint because the topic's description is lost would also
+            # lose the positions. So say that the description is missing.
             if ONLY not in offset.partitions and (lost := missing_topic_hint(self._store)):
                 raise InvalidInput(lost)
             offset.only  # noqa: B018  # raises
@@ -284,7 +286,8 @@ class SourcePartitions:
                         f"{self._store.url} with manifest {self._options.queue.manifest_path!r} is "
                         "one queue: use a sequence such as 42"
                     )
-                # A partition may have left since the query began, which ignores the option now.
+                # A query that has begun ignores the option, so it may name a partition that has
+                # left the topic since.
                 for name in names:
                     if not topic.description.has_left(name):
                         topic.description.resolved(name)
@@ -305,7 +308,7 @@ def check_start(options: SourceOptions, store: Store, runtime: Runtime) -> None:
     """Refuse a new query that would acknowledge unread batches, before it fences a consumer."""
     if options.acknowledge and not options.starts_at_oldest:
         view = read_only(options, store, runtime).view()
-        if options.reader or not isinstance(view, LogView):  # Without, opening it is refused.
+        if options.reader or not isinstance(view, LogView):  # Else opening the log fails.
             wanted_start(options, view, view.first_sequence, store.url)
 
 

@@ -87,7 +87,7 @@ class QueueSession:
         """Claim the queue, or only open it, and read on at ``start``; see :func:`open_session`."""
         stable_end = 0 if start is None else stable_end_of(start, self._options)
         try:
-            # Before anything is claimed or dropped (failure F4).
+            # Check this before claiming or dropping anything (failure F4).
             self._check_identity(queue_id)
             # A log's reader may go back to sequence 0; a queue's consumer cannot.
             is_given = stable_end > 0 or (start is not None and self._options.reader)
@@ -318,10 +318,10 @@ class QueueSession:
     def _check_holds(self, start: PartitionOffset, stable_end: int) -> None:
         """Refuse a position before the queue's first entry, or past its end."""
         try:
-            # A consumer that opens without a sequence does not check this.
+            # A consumer that was opened without a sequence has not checked this.
             if stable_end == 0 and self.read_end > 0:
                 self._report_loss(stable_end, self.read_end, "Another consumer read this queue.")
-            # With a transaction open the queue is claimed at an earlier sequence than this.
+            # If a transaction is open, the queue was claimed at an earlier sequence than this.
             if start.next > self.end:
                 last, url = start.next - 1, self._store.url
                 raise errors.QueueReset(ends_before(last, self.end, self._manifest_path, url))

@@ -99,8 +99,8 @@ def check_schema(schema: StructType, values: ValueOptions | None = None) -> None
     """Refuse columns that do not exist; with ``values``, also accept fields of records.
 
     Raises:
-        InvalidInput: A column is unknown, is there twice or has another type, or there are no
-            columns.
+        InvalidInput: A column is unknown, is there twice, has another type, or is NOT NULL although
+            it may have nulls. Or the schema has no columns.
     """
     if values is not None:
         _check_typed_schema(schema, values)

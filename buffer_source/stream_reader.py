@@ -129,8 +129,9 @@ class BufferStreamReader(DataSourceStreamReader):
                 return []
             self._untold.planned(start, end)
             if start == end:
-                # At a restart, Spark 4.0 and 4.1 plan this first, even if the end is not in the
-                # commit log. Opening the queue at that end would acknowledge unread batches.
+                # At a restart, Spark 4.0 and 4.1 first plan an empty micro-batch, even if its end
+                # is not in the commit log. Opening the queue there would acknowledge unread
+                # batches.
                 return []
             return self._stream().plan_input_partitions(SourceOffset.from_json(start), end_offset)
 

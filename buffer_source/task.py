@@ -522,7 +522,7 @@ OTEL_ENCODINGS = {1: "otlp_protobuf"}
 
 
 def _otel(names: dict[int, str], at: int) -> Callable[[pa.DataType], Build]:
-    """Return a builder of names for one byte of the exporter's metadata.
+    """Return the function that makes a column builder for one byte of the exporter's metadata.
 
     The bytes are version, signal, encoding and 0.
     """

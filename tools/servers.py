@@ -2,8 +2,8 @@
 
 ::
 
-    python -m tools.servers            # get those that are not there yet
-    python -m tools.servers missing    # say which are not there, and what that costs
+    python -m tools.servers            # get the missing servers
+    python -m tools.servers missing    # list the missing servers and how to get them
     with VERSITYGW.start() as endpoint: ...
 
 The servers are kept in a cache outside the checkout, each in a folder named after its version. So

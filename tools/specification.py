@@ -5,7 +5,7 @@
     ./run spec                 # every module, small: a minute each
     ./run spec Queue Broker    # these
     ./run spec --whole         # every module, for 30 minutes each: more than 10 million states
-    ./run spec --faults        # seed each fault, one by one, and print what found it
+    ./run spec --faults        # seed each fault, one by one, and print which property found it
     ./run spec --trace 7 Log   # run the code with seed 7, and check its steps against the module
 
 TLC is one jar, which Maven gets into a cache outside the checkout. ``OPENDATA_BUFFER_TLA_TOOLS``
@@ -166,7 +166,8 @@ def check(
     with tempfile.TemporaryDirectory(prefix="tlc-") as scratch:
         config = Path(scratch, "model.cfg")
         config.write_text(settings_of(name, whole=whole, fault=fault))
-        # -deadlock accepts a state without a successor: everything is done there.
+        # -deadlock turns the check for deadlocks off: a state without a successor is not an
+        # error, because everything is done there.
         options = ["-deadlock", "-workers", str(workers), "-metadir", scratch]
         options += ["-config", str(config), *(["-coverage", "60"] if coverage else [])]
         command = [java(), f"-Djava.io.tmpdir={scratch}", *tlc, *options, module_of(name)]
@@ -203,7 +204,7 @@ def check(
 def actions_of(module: str) -> dict[str, list[tuple[str, str]]]:
     """Return the actions in the module's ``Next``, each with the lines about the code above it.
 
-    Such a line names a file and the function in it that does the action: ``\\* core/.../gc.py:
+    Such a line names a file and the code in it that does the action: ``\\* core/.../gc.py:
     plan``.
     """
     text = (FOLDER / f"{module}.tla").read_text()

@@ -101,8 +101,8 @@ def broker(
         where = replace(where, advertise=advertise)
     network = WebSocketNetwork(runtime, where)
     # A standby listens only while it serves: clients of a dead broker must find that its address
-    # refuses connections, even after it was started again. Listening once here reports a wrong
-    # address at once.
+    # refuses connections, even after it was started again. Listening briefly here reports a wrong
+    # address immediately.
     network.listen().close()
     reader = target.reader()
     if not target.config.create_if_missing and reader.find() is None:

@@ -159,7 +159,7 @@ def _look_past(target: Target, error: PoisonBatch) -> PoisonBatch | Failure:
     """Return the error to show for a batch that cannot be delivered.
 
     A command that only looks at a log cannot skip a batch, so the error says how to look past it.
-    For a queue it is the same error.
+    For a queue, the error is returned unchanged.
     """
     queue = target.queue(error.partition) if error.partition else target
     if not queue.is_log():
