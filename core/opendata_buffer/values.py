@@ -62,7 +62,7 @@ _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
 
 @dataclass(frozen=True, kw_only=True)
 class ValueOptions:
-    """How records are read into columns.
+    """The options for reading records into columns.
 
     Attributes:
         format: ``json`` or ``csv``.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_ENTRIES = 256
-"""Most entries that are offered to the rule of transactions at once."""
+"""The most entries that are offered to the rule of transactions at once."""
 
 PRUNE_S = 3_600.0
 """Seconds between two searches for writers that ended long ago."""
@@ -126,8 +126,8 @@ class EntryConsumer:
         """The epoch with which this consumer owns the queue."""
         self.next_sequence = taken.manifest.next_sequence
         """The sequence that the next appended batch gets, by the manifest as it was last read."""
-        # An empty queue knows its next sequence, too. So entries that are missing between here and
-        # the first one that is handed out were lost (failure F28).
+        # Even an empty queue knows its next sequence. So if entries are missing between here and
+        # the first one that is handed out, they were lost (failure F28).
         first = taken.manifest.first_sequence
         self._cursors = Cursors.at(first)
         self.ready: deque[BatchDescriptor] = deque()
@@ -317,7 +317,7 @@ class EntryConsumer:
         """Give up one batch for good, and return its entry; see :meth:`.Consumer.skip`."""
         with self.lock:
             self.check_open()
-            # Batches that were handed out before a gap are still to be delivered. The command in an
+            # Batches that were handed out before a gap must still be delivered. The command in an
             # error about the gap would skip them.
             continues = sequence >= self._cursors.next_hand_out
             entries = self._read(continues=continues).entries(start=sequence, limit=1)
@@ -379,8 +379,8 @@ class EntryConsumer:
         metrics.consumer_lag_seconds.unwatch(self)
         metrics.oldest_unacked_seconds.unwatch(self)
         try:
-            # Acknowledgements come before the collector: it may be in a long request, and this
-            # process may be killed before that returns.
+            # Write the acknowledgements before stopping the collector. It may be in a long request,
+            # and this process may be killed before that request returns.
             with self.lock, start_deadline(self._config, self._runtime):
                 try:
                     self._flush()
@@ -501,8 +501,8 @@ class EntryConsumer:
         waiting = entries_from(self._cursors.next_open, manifest)
         metrics.queue_length.set(waiting, self._queue.labels)
 
-    # The gauges call these without the lock, which a fetch may hold for long. Cursors and manifests
-    # never change; they are replaced.
+    # The gauges call these methods without the lock, because a fetch may hold it for a long time.
+    # This is safe: cursors and manifests are immutable, and are replaced as a whole.
 
     def _lag_s(self) -> float:
         """Return the age of the oldest batch that is not acknowledged, in seconds."""

@@ -524,9 +524,9 @@ def _nothing_known(error: errors.CorruptData, version: str) -> _Noted:
 
 
 def _hash(location: str) -> str:
-    # 96 bits: among MOST_NOTED others a new location is taken for one of them once in 2^85 times.
-    # Kept base64-encoded, as the note has it: encoding all of them on each acknowledgement would
-    # take most of its time.
+    # The hash has 96 bits. The chance that a new location collides with one of MOST_NOTED others is
+    # 1 in 2^85. Hashes are kept base64-encoded, as in the note, because encoding all of them on
+    # each acknowledgement would take most of its time.
     digest = blake2b(location.encode(errors="surrogatepass"), digest_size=12).digest()
     return b64encode(digest).decode()
 

@@ -110,10 +110,11 @@ def take_over(
         manifest = queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
         note: Callable[..., None] = _note_nothing
         if isinstance(queue, ReaderQueue):
-            # Acknowledged batches are still in the log. New ones are compared with those there.
+            # Acknowledged batches are still in the log, so new ones are compared with them there.
             repeats.described(queue.recent())
         else:
-            # After the claim: by now the fenced consumer has noted all that it took out.
+            # Load the notes after the claim. By now the fenced consumer has noted everything that
+            # it dequeued.
             repeats.load()
             write_consumer_info(store, config, runtime, manifest.epoch, program=program)
             note = partial(amend_consumer_info, store, config, runtime, manifest.epoch)

@@ -345,7 +345,7 @@ class QueueProgress:
             self._already = 0
         released = [] if repeats else self._ahead.offer(sequence, location, replay)
         self.next_offer = sequence + 1
-        # The entry may release a transaction that was processed in part before the restart.
+        # The entry may release a transaction that was partly processed before the restart.
         processed, self._already = min(self._already, len(released)), 0
         self._offered.append(_Offered(sequence, location, released, processed, repeats=repeats))
         if not self._offered[0].released:
@@ -400,7 +400,7 @@ class QueueProgress:
         """Return where to resume; None before the queue's first entry is processed."""
         if not self._next_processed:
             return None
-        # After a restart the entry may not be offered again yet.
+        # After a restart, this entry may not have been offered again yet.
         processed = self._offered[0].processed if self._offered else self._already
         return self._position(queue_id, self._next_processed - 1, processed, self._behind)
 

@@ -81,7 +81,7 @@ class OutcomeUnknown(errors.OpenDataBufferError):
 
 
 class Proof(Protocol[T_contra]):
-    """Recognise a change that must not be applied twice in a value that was read later.
+    """A way to find a change that must not be applied twice in a value that was read later.
 
     A mark is a number that says where in the value an attempt would be found. For an append, it is
     the sequence of the first entry.
@@ -103,7 +103,7 @@ class Proof(Protocol[T_contra]):
 
 
 class _AmbiguousWrites(Generic[T]):
-    """Track the attempts of one change that the store may have applied, or may still apply.
+    """The attempts of one change that the store may have applied, or may still apply.
 
     * An attempt that lost its race is in doubt until the object is read again: a proxy that repeats
       requests turns our own success into a conflict (failure F1).

@@ -218,7 +218,7 @@ def quick_owner_object(
 
 
 class IndexMark:
-    """Remember in the owner marker how many changes the index of a log has had.
+    """The number of changes that the index of a log has had, kept in the owner marker.
 
     The index counts its own changes. The number is written into the marker after each change, so
     the marker may lag behind the index and never runs ahead of it.

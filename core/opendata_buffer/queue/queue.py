@@ -142,7 +142,7 @@ def left_to_log(manifest: Manifest, moved: int) -> Manifest:
 
 
 class WritePause(Protocol):
-    """Make a broker leave a manifest to this process for a moment.
+    """A connection that makes a broker leave a manifest to this process for a moment.
 
     This process reads before it writes, and a broker writes from memory. Without a pause, this
     process would lose every race. A pause only saves time.

@@ -60,7 +60,7 @@ _LIVE_MS = 5 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """Where a reader is, and which consumer has it. Times are milliseconds since the Unix epoch.
+    """The place of a reader, and its consumer. Times are milliseconds since the Unix epoch.
 
     Attributes:
         queue_id: Id of the queue. A position in another queue is not valid here.

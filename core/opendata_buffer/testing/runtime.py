@@ -37,7 +37,7 @@ class ManualRuntime:
         self._waits = 0
         self._waited = self._system.condition()
         self.slept: list[float] = []
-        """The seconds that every ``sleep`` asked for."""
+        """The seconds that each ``sleep`` asked for, in order."""
 
     def now_ms(self) -> int:
         """See :meth:`opendata_buffer.runtime.Runtime.now_ms`."""
