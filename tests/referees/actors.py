@@ -193,6 +193,7 @@ def commit_batches(scene: Scene) -> None:
     """What Spark's sink does for a query: each batch until it is committed, then the next one."""
     queue = scene.config(odb.QueueConfig)
     options = SinkOptions(queue=queue, grace_ms=scene.grace_ms)
+    claim(scene, queue)
     committer = QueueCommitter(scene.store, options, scene.runtime)
     saved = scene.saved("sink")
     generation, batch = saved.begin(0)

@@ -1,4 +1,4 @@
-"""A simulated network between simulated processes: delays, partitions, resets, lost messages.
+"""A simulated network between simulated processes: delays, partitions, and resets.
 
 ::
 
@@ -10,6 +10,10 @@
 
 A cut connection is silent, as behind a switch that lost its power; a killed process's is reset,
 as by the kernel that survives it; a paused process's accepts and says nothing.
+
+A connection never loses one message and delivers the next, because TCP does not and TLS would
+notice. A message sent during a cut is lost together with everything that its sender sends on
+that connection afterwards.
 """
 
 from __future__ import annotations
@@ -86,7 +90,11 @@ class SimNetwork:
         self._cuts.add(frozenset((one.name, other.name)))
 
     def heal(self, one: SimRuntime, other: SimRuntime) -> None:
-        """Let everything sent from now on pass again; what was sent meanwhile is lost."""
+        """Let messages pass again, except on connections that lost one during the cut.
+
+        The next message on such a connection resets it, as the peer's kernel does with a
+        connection that it has given up.
+        """
         self._cuts.discard(frozenset((one.name, other.name)))
 
     def is_cut(self, one: str, other: str) -> bool:
@@ -125,6 +133,7 @@ class SimChannel:
         self._network = network
         self.process = process
         self.closed = False
+        self._lost_a_message = False
         self._receiver: SimTask | None = None
         self._inbox: deque[tuple[float, bytes]] = deque()
 
@@ -132,7 +141,12 @@ class SimChannel:
         network, peer = self._network, self.peer
         if self.closed:
             raise ChannelClosed("the connection was reset")
-        if not network.is_cut(self.process.name, peer.process.name):
+        if network.is_cut(self.process.name, peer.process.name):
+            self._lost_a_message = True
+        elif self._lost_a_message:
+            self.close()
+            raise ChannelClosed("the connection was reset")
+        else:
             arrives_at = network.simulation.now + network.delay_s
             peer._inbox.append((arrives_at, message))
             peer._wake(arrives_at)

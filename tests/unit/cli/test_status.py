@@ -74,7 +74,7 @@ def test_status_shows_whether_the_broker_is_alive(url: str, store: MemoryStore) 
     fill(url, [b"a"])
     config = QueueConfig(store=url)
     lease = Lease(store, config, RUNTIME)
-    assert lease.take(DiscoveryRecord(0, "dead", "127.0.0.1:9", b"d" * 32), None)
+    assert lease.take(DiscoveryRecord(0, "dead", "127.0.0.1:9", b"d" * 32, "00" * 32), None)
     assert "127.0.0.1:9, DEAD or not reached: no process listens" in flat("status", url)
     found = json_of("status", url)["broker"]
     assert (found["term"], found["id"], found["alive"]) == (1, "dead", False)
