@@ -361,15 +361,30 @@ class ClaimLost(OwnershipLost):
 
 
 class FlushFailed(OpenDataBufferError):
-    """Batches were given up at the end of their retry budget. Their handles failed too."""
+    """Batches were given up at the end of their retry budget. Their handles failed too.
 
-    def __init__(self, failed_calls: int, cause: str) -> None:
+    Attributes:
+        failed_calls: The ``produce()`` calls whose handles failed.
+        cause: Text of the first error.
+        unknown_calls: Those of ``failed_calls`` that may be durable after all. Their handles
+            raise :class:`CommitStateUnknown`.
+    """
+
+    def __init__(self, failed_calls: int, cause: str, unknown_calls: int = 0) -> None:
+        again = "Produce their records again with a new producer."
+        if unknown_calls:
+            again = (
+                f"{unknown_calls} of them may be in the queue nevertheless: their handles raise "
+                "CommitStateUnknown. Producing these again may duplicate their records, unless "
+                "they carry a Transaction: look in the queue first. Produce the records of all "
+                "others again with a new producer."
+            )
         super().__init__(
-            f"{failed_calls} produce() calls were not made durable: {cause.rstrip('.')}. "
-            "Produce their records again with a new producer."
+            f"{failed_calls} produce() calls were not made durable: {cause.rstrip('.')}. {again}"
         )
         self.failed_calls = failed_calls
         self.cause = cause
+        self.unknown_calls = unknown_calls
 
 
 class Closed(OpenDataBufferError):

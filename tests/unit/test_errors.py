@@ -97,6 +97,10 @@ def test_every_error_survives_pickling_with_its_values(error: OpenDataBufferErro
         (errors.Conflict("m", 12, 60.0), ["12 attempts", "60.0 s", "Nothing was written"]),
         (errors.FlushFailed(2, "denied"), ["2 produce() calls", "denied. P", "new producer"]),
         (errors.FlushFailed(2, "denied."), ["denied. Produce"]),
+        (
+            errors.FlushFailed(5, "answer lost", 2),
+            ["5 produce() calls", "2 of them may be", "CommitStateUnknown", "of all others again"],
+        ),
     ],
 )
 def test_messages_name_the_values_and_the_fix(error: Exception, words: list[str]) -> None:

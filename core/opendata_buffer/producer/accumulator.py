@@ -236,7 +236,7 @@ class Accumulator:
         """
         failure = self._ordered.first_failure
         if failure is not None:
-            raise errors.FlushFailed(self._ordered.failed_calls, str(failure)) from failure
+            raise self._ordered.flush_failed(str(failure)) from failure
 
     @locked
     def held_bytes(self) -> int:

@@ -71,6 +71,8 @@ class OrderedUploads:
         self._ordered_failure: BaseException | None = None
         self.failed_calls = 0
         """How many calls the batches have that failed so far."""
+        self.unknown_calls = 0
+        """How many of these calls may be durable after all."""
         self.first_failure: BaseException | None = None
 
     def set_limits(self, grace_ms: int, append_limit: float) -> None:
@@ -230,7 +232,11 @@ class OrderedUploads:
         """
         if self._ordered_failure is not None:
             reason = f"an earlier batch failed: {self.first_failure}"
-            raise errors.FlushFailed(self.failed_calls, reason)
+            raise self.flush_failed(reason)
+
+    def flush_failed(self, reason: str) -> errors.FlushFailed:
+        """Return the error that reports all batches that failed so far."""
+        return errors.FlushFailed(self.failed_calls, reason, self.unknown_calls)
 
     def take_completed(self) -> list[Batch]:
         """Return the batches that were completed since the last call."""
@@ -260,6 +266,8 @@ class OrderedUploads:
         self._completed.append(batch)
         if isinstance(outcome, BaseException):
             self.failed_calls += batch.calls
+            if isinstance(outcome, errors.CommitStateUnknown):
+                self.unknown_calls += batch.calls
             self.first_failure = self.first_failure or outcome
 
 

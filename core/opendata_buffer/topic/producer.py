@@ -58,7 +58,7 @@ class ProducerPool:
         self._used: Counter[str] = Counter()  # calls that use a partition's producer
         self._leaving: set[str] = set()  # open producers to close once they are not in use
         self._closing: dict[str, Producer] = {}
-        self._lost = (0, "")  # lost calls of closed producers, and the first cause
+        self._lost: list[FlushFailed] = []  # of closed producers
         self._closed = False
 
     @contextmanager
@@ -133,10 +133,13 @@ class ProducerPool:
         producers = self.all_open()
         # Call all of them at once, whatever their number: the timeout applies to all together.
         in_parallel(self._runtime, call_one, producers, most=max(1, len(producers)))
-        calls, cause = self._lost
-        if failed or calls:
-            total = calls + sum(error.failed_calls for error in failed)
-            raise FlushFailed(total, cause or failed[0].cause)
+        lost = self._lost + failed
+        if lost:
+            raise FlushFailed(
+                sum(error.failed_calls for error in lost),
+                lost[0].cause,
+                sum(error.unknown_calls for error in lost),
+            )
         if others:
             raise others[0]
 
@@ -158,14 +161,14 @@ class ProducerPool:
         producer = self._await_unused(name)
         if producer is None:
             return
-        calls, cause = 0, ""
+        lost: list[FlushFailed] = []
         try:
             producer.close()
         except FlushFailed as error:
-            calls, cause = error.failed_calls, error.cause
+            lost.append(error)
         finally:
             with self._condition:
-                self._lost = (self._lost[0] + calls, self._lost[1] or cause)
+                self._lost += lost
                 del self._closing[name]
                 self._condition.notify_all()
         log.info("partition %s drains: its producer has ended", name)

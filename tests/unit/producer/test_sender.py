@@ -345,8 +345,9 @@ def test_flush_and_close_keep_their_deadlines_while_uploads_hang(silent: Silent)
     handle = producer.produce([b"a"])
     with pytest.raises(TimeoutError, match=r"1 batches not durable after 0.05 s"):
         producer.flush(0.05)
-    with pytest.raises(FlushFailed):
+    with pytest.raises(FlushFailed, match="Produce their records again") as failed:
         within(WAIT_S, lambda: producer.close(0.05))
+    assert failed.value.unknown_calls == 0
     with pytest.raises(Closed, match=r"after 0.05 s: look at the store"):
         handle.result()
     with pytest.raises(Closed):
@@ -359,7 +360,7 @@ def test_a_close_out_of_time_leaves_a_batch_unknown_whose_append_hangs(silent: S
     silent.answers.clear()
     handle = producer.produce([b"a"])
     assert silent.asked.wait(WAIT_S)
-    with pytest.raises(FlushFailed):
+    with pytest.raises(FlushFailed, match="1 of them may be in the queue nevertheless"):
         within(WAIT_S, lambda: producer.close(0.05))
     with pytest.raises(CommitStateUnknown, match="may or may not have landed"):
         handle.result()

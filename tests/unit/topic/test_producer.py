@@ -277,7 +277,7 @@ class FakeProducer:
 
     def flush(self, timeout: float | None) -> None:
         if self.lost:
-            raise FlushFailed(self.lost, f"{self.name} is down")
+            raise FlushFailed(self.lost, f"{self.name} is down", unknown_calls=1)
         if self.slow:
             raise TimeoutError("not durable")
 
@@ -374,8 +374,9 @@ def test_losses_of_a_removed_partition_are_raised_at_every_flush(
     pool.keep(["a"])
     assert factory.of("b").closed.wait(WAIT_S)
     for call in (pool.flush, pool.flush, pool.close):
-        with pytest.raises(FlushFailed, match=r"2 produce\(\) calls .* b is down"):
+        with pytest.raises(FlushFailed, match=r"2 produce\(\) calls .* b is down") as failed:
             call(None)
+        assert failed.value.unknown_calls == 1
     assert factory.of("a").closed.is_set()
 
 
