@@ -439,7 +439,7 @@ def test_gc_changes_the_grace_period_and_asks_before_it_gets_shorter(
     assert (result.exit_code, grace_of(store)) == (2, 60_000)
 
 
-# ---- the page "When objects are gone", played through with the commands that it names
+# ---- the page "Recover a queue", played through with the commands that it names
 
 
 def everything_in(store: MemoryStore) -> dict[str, bytes]:
