@@ -26,7 +26,7 @@ def increment(store: _Raced, key: str, times: int, seed: int) -> None:
 
     Here, where there is little to import: other processes do this, too.
     """
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(times):
         while True:
             found = store.get(key)
@@ -34,7 +34,7 @@ def increment(store: _Raced, key: str, times: int, seed: int) -> None:
             after = str(int(found.data) + 1).encode()
             if isinstance(store.put_if(key, after, found.version), outcomes.Applied):
                 break
-            time.sleep(dice.random() * 0.02)
+            time.sleep(rng.random() * 0.02)
 
 
 def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) -> int:

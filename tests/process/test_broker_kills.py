@@ -184,7 +184,7 @@ def mute() -> socket.socket:
 
 def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) -> None:
     deployment = Deployment(str(tmp_path / "store"))
-    dice = random.Random(9)
+    rng = random.Random(9)
     kills = 0
     port = mute()
     try:
@@ -213,7 +213,7 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) 
                 kills += 1
                 deployment.replace(victim)
             if deed in (1, 5):
-                deployment.replace(dice.choice(deployment.of("produce")))
+                deployment.replace(rng.choice(deployment.of("produce")))
             time.sleep(ROUND_S)
             if stopped is not None and deed == 6:
                 stopped.signal(signal.SIGCONT)

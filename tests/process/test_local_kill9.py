@@ -38,7 +38,7 @@ while True:
 def test_kill_9_leaves_old_or_new_bytes_and_no_stuck_lock(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     assert isinstance(store.put_if("m", b"%08d" % 0 * 5_000, None), outcomes.Applied)
-    dice = random.Random(9)
+    rng = random.Random(9)
     reported = 0
     everything: list[int] = []
     for _ in range(KILLS):
@@ -47,7 +47,7 @@ def test_kill_9_leaves_old_or_new_bytes_and_no_stuck_lock(tmp_path: Path) -> Non
         )
         assert writer.stdout is not None
         first = writer.stdout.readline()  # it is past its start
-        time.sleep(dice.random() * 0.03)
+        time.sleep(rng.random() * 0.03)
         writer.send_signal(signal.SIGKILL)
         lines = [first, *writer.stdout.read().splitlines()]
         writer.wait()

@@ -38,13 +38,13 @@ def main() -> int:
     with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
         played = []
         for seed in range(given.seed, given.seed + given.histories):
-            dice = random.Random(seed)
+            rng = random.Random(seed)
             # Processes take seconds to start: they play one history of ten, half of these on S3.
-            where = given.where or dice.choices(["threads", "processes", "s3"], [18, 1, 1])[0]
+            where = given.where or rng.choices(["threads", "processes", "s3"], [18, 1, 1])[0]
             kind = given.kind or list(KINDS)[seed % len(KINDS)]
             # Of transactions each call is many requests.
             most = 3 if kind in TOPICS else 10
-            calls = given.calls or round(1_000 * most ** dice.random())
+            calls = given.calls or round(1_000 * most ** rng.random())
             played.append(pool.submit(judged, kind, seed, where, calls))
         for each in as_completed(played):
             name, where, count, wrong = each.result()

@@ -90,7 +90,7 @@ class Scene:
 
     def begin(self, store: Store | None = None) -> None:
         self.runtime = SkewedRuntime(self.skew_ms)
-        self.dice = random.Random(f"{self.seed} {self.name}")
+        self.rng = random.Random(f"{self.seed} {self.name}")
         self.recorder = Recorder(Path(self.folder), self.name)
         # Opening a client of S3 takes seconds on a busy machine.
         self.grace_ms = 10_000 if store is not None else 40_000
@@ -130,7 +130,7 @@ class Scene:
         return self.config(odb.ConsumerConfig, gc=gc, create_if_missing=True, reader=reader)
 
     def rest(self, most_s: float) -> None:
-        self.over.wait(self.dice.uniform(0, most_s))
+        self.over.wait(self.rng.uniform(0, most_s))
 
     def play(self) -> None:
         """Play the role, and again after each error, as under a supervisor."""
@@ -160,7 +160,7 @@ def make_log(scene: Scene, readers: list[str]) -> None:
 def produce(scene: Scene) -> None:
     room = threading.Semaphore(8)
     # A batch of its own for each record: by its transaction, or by a flush.
-    flushes, app, number = scene.dice.random() < 0.3, f"{scene.name}.{scene.dice.random()}", 0
+    flushes, app, number = scene.rng.random() < 0.3, f"{scene.name}.{scene.rng.random()}", 0
     claim(scene, scene.producing())
     with odb.Producer(scene.producing(), store=scene.store, runtime=scene.runtime) as opened:
         while not scene.over.is_set():
@@ -229,7 +229,7 @@ def consume(scene: Scene, *, to_the_end: bool = False) -> None:
     with opened:
         epoch, handle = opened.epoch, opened.fetch_handle()
         while to_the_end or not scene.over.is_set():
-            most = scene.dice.randint(1, 9)
+            most = scene.rng.randint(1, 9)
             call = scene.recorder.call("read", "ingest", epoch=epoch, max=most, reader=name)
             with call as answer:
                 found = opened.next_descriptors(most)
@@ -249,7 +249,7 @@ def consume(scene: Scene, *, to_the_end: bool = False) -> None:
             last = found[-1].sequence
             if scene.saves and not saved.put(generation, (last, seen.to_dict())):
                 return
-            if to_the_end or scene.dice.random() < 0.6:
+            if to_the_end or scene.rng.random() < 0.6:
                 with scene.recorder.call("ack", "ingest", epoch=epoch, through=last, reader=name):
                     opened.ack_through(last)
 
@@ -302,7 +302,7 @@ def publish(scene: Scene, *, to_the_end: bool = False) -> None:
         if intents is not None and name is None:
             opened.apply(AckIntents.from_json(intents))
         while not to_the_end and not scene.over.is_set():
-            if scene.dice.random() < 0.2:
+            if scene.rng.random() < 0.2:
                 publish_one(scene, opened)
             else:
                 publish_several(scene, opened, saved, generation)
@@ -310,7 +310,7 @@ def publish(scene: Scene, *, to_the_end: bool = False) -> None:
 
 
 def publish_one(scene: Scene, opened: odb.Publisher) -> None:
-    partition, value = scene.dice.choice(PARTITIONS), next(scene.values)
+    partition, value = scene.rng.choice(PARTITIONS), next(scene.values)
     call = scene.recorder.invoke("txn", "topic", value=[["append", partition, value]])
     try:
         handle = opened.publish_committed([value.encode()], partition=partition)
@@ -322,13 +322,13 @@ def publish_one(scene: Scene, opened: odb.Publisher) -> None:
 
 
 def publish_several(scene: Scene, opened: odb.Publisher, saved: Saved, generation: int) -> None:
-    names = scene.dice.choices(PARTITIONS, k=scene.dice.randint(1, 4))
+    names = scene.rng.choices(PARTITIONS, k=scene.rng.randint(1, 4))
     values = [(name, next(scene.values)) for name in names]
     call = scene.recorder.invoke("txn", "topic", value=[["append", *each] for each in values])
     try:
         for name, value in values:
             opened.publish_uncommitted([value.encode()], partition=name)
-        if scene.dice.random() < 0.2:
+        if scene.rng.random() < 0.2:
             opened.build_ack_intents()
             opened.abort()
             scene.recorder.end(call, "fail")

@@ -164,14 +164,14 @@ def play(
 ) -> None:  # fmt: skip
     """Play a history of about so many calls, and leave its files in the folder."""
     folder.mkdir(parents=True)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     plan = {
-        name: value if name.endswith("_ms") or name == "jitter" else value * dice.choice([0, 1, 2])
+        name: value if name.endswith("_ms") or name == "jitter" else value * rng.choice([0, 1, 2])
         for name, value in FAULTS.items()
     }
     # Not as wrong as the clock of a process: two that agree on a wrong time are not doubted.
-    plan["date_error_ms"] = dice.choice([-2 * HOUR_MS, 2 * HOUR_MS])
-    saves = kind == "sink" or dice.random() < 0.5
+    plan["date_error_ms"] = rng.choice([-2 * HOUR_MS, 2 * HOUR_MS])
+    saves = kind == "sink" or rng.random() < 0.5
     with ExitStack() as stack:
         server = stack.enter_context(S3Server()) if s3 else None
         faulty = HarshStore(MemoryStore(), SystemRuntime(), HarshPlan(**plan), seed=seed)
@@ -180,11 +180,11 @@ def play(
         url = server.url if server is not None else url
 
         def scene(role: str, person: str, instance: int) -> Scene:
-            skew_ms = dice.choice([0, 0, 2_000, -2_000, HOUR_MS, -HOUR_MS])
+            skew_ms = rng.choice([0, 0, 2_000, -2_000, HOUR_MS, -HOUR_MS])
             return Scene(
                 role, f"{role}-{person}-{instance}", url, str(folder), skew_ms=skew_ms,
                 endpoint=None if server is None else server.endpoint,
-                plan=plan if server is None else {}, seed=dice.randrange(2**31), saves=saves,
+                plan=plan if server is None else {}, seed=rng.randrange(2**31), saves=saves,
                 person=person, log=kind == "log",
                 broker="auto" if kind in ("broker", "work") else "off",
             )  # fmt: skip
@@ -205,13 +205,13 @@ def play(
         ended: list[Thread | Process] = []
         born, until = len(members), time.monotonic() + most_s
         while written(folder) < calls and time.monotonic() < until:
-            time.sleep(dice.uniform(0.05, 0.5))
+            time.sleep(rng.uniform(0.05, 0.5))
             if server is not None:
-                disturb(server, dice)
-            at = dice.randrange(len(members))
-            if dice.random() < 0.5:
+                disturb(server, rng)
+            at = rng.randrange(len(members))
+            if rng.random() < 0.5:
                 members[at].suspend()
-                time.sleep(dice.uniform(0, 0.4))
+                time.sleep(rng.uniform(0, 0.4))
                 members[at].resume()
                 continue
             old = members[at].scene
@@ -234,12 +234,12 @@ def play(
         actors.finish(quiet, kind, people)
 
 
-def disturb(server: S3Server, dice: random.Random) -> None:
+def disturb(server: S3Server, rng: random.Random) -> None:
     """Some requests get a 503 without effect, or no answer after it."""
     if not server._faults:  # each is used once
         for method in ("GET", "PUT", "PUT"):
-            lost = Fault(Answer.CLOSE) if dice.random() < 0.5 else Fault(503, False, "SlowDown")
-            server.inject(lost, method=method, times=dice.randint(1, 3))
+            lost = Fault(Answer.CLOSE) if rng.random() < 0.5 else Fault(503, False, "SlowDown")
+            server.inject(lost, method=method, times=rng.randint(1, 3))
 
 
 def written(folder: Path, process: str = "*") -> int:

@@ -72,7 +72,7 @@ from opendata_buffer.topic.topic import Topic
 from tests.simulation.oracle import Oracle
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
-from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
+from tests.support.simulation import SeededChoices, SimRuntime, SimTask, Simulation
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ class NodeStore:
         self._deployment.simulation.log(f"{self._name} {operation} {key}")
 
 
-class Deployment(Dice):
+class Deployment(SeededChoices):
     """Hold everything that one history consists of. Every choice comes from the seed.
 
     Attributes:

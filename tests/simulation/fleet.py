@@ -45,7 +45,7 @@ from tests.support.simulation import SimRuntime, SimTask, Simulation
 CLAIM_TIMEOUT_MS = 8_000
 STORE = "memory://simulation"
 MANIFEST = "ingest/manifest"
-TORMENTS = ("kill", "kill", "pause", "cut", "deny", "outage", "clock")
+DISTURBANCES = ("kill", "kill", "pause", "cut", "deny", "outage", "clock")
 STANDSTILL_S = 150.0
 """Longer than any claim, delivery or takeover lasts: who stands still for it never goes on."""
 
@@ -123,7 +123,7 @@ class Fleet:
     run_s: float = 30.0
     pause_s: float = 0.2
     work_s: float = 0.2
-    torments: tuple[str, ...] = TORMENTS
+    disturbances: tuple[str, ...] = DISTURBANCES
     durable: set[bytes] = field(default_factory=set)
     failed: set[bytes] = field(default_factory=set)
     done: Counter[int] = field(default_factory=Counter)
@@ -320,9 +320,9 @@ class Fleet:
 
     # What is done to them.
 
-    def torment(self) -> None:
+    def disturb(self) -> None:
         victim = self.random.choice(self.members)
-        deed = self.random.choice(self.torments)
+        deed = self.random.choice(self.disturbances)
         self.deeds[deed] += 1
         name = victim.runtime.name
         if deed == "kill":
@@ -388,7 +388,7 @@ class Fleet:
             fencer.runtime.spawn(lambda: self.fence(fencer), "consumer")
         while self.simulation.now < self.run_s:
             self.director.sleep(self.random.uniform(0.2, 2.5))
-            self.torment()
+            self.disturb()
         self.closing = True
         # The other consumer may take the queue once more in this time.
         self.director.sleep(15 if self.fences else self.random.uniform(0, 15))

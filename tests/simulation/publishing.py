@@ -50,7 +50,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import AckIntents
 from opendata_buffer.topic.topic import Topic
 from tests.support.faults import HarshPlan, HarshStore
-from tests.support.simulation import Dice, SimRuntime, Simulation
+from tests.support.simulation import SeededChoices, SimRuntime, Simulation
 
 T = TypeVar("T")
 
@@ -69,17 +69,17 @@ BATCHES = 5
 """Of each query."""
 
 
-def faults(dice: Random) -> HarshPlan:
+def faults(rng: Random) -> HarshPlan:
     """Storage at its worst: a seed's own share of everything that can go wrong, and slow."""
     return HarshPlan(
-        cas_lost_after=dice.uniform(0, 0.2),
-        cas_lost_before=dice.uniform(0, 0.2),
-        cas_late=dice.uniform(0, 0.2),
-        get_errors=dice.uniform(0, 0.1),
-        put_errors=dice.uniform(0, 0.2),
-        get_ms=dice.uniform(5, 100),
-        put_ms=dice.uniform(5, 200),
-        cas_ms=dice.uniform(5, 100),
+        cas_lost_after=rng.uniform(0, 0.2),
+        cas_lost_before=rng.uniform(0, 0.2),
+        cas_late=rng.uniform(0, 0.2),
+        get_errors=rng.uniform(0, 0.1),
+        put_errors=rng.uniform(0, 0.2),
+        get_ms=rng.uniform(5, 100),
+        put_ms=rng.uniform(5, 200),
+        cas_ms=rng.uniform(5, 100),
         jitter=0.5,
     )
 
@@ -125,7 +125,7 @@ class Single:
     """Those whose handles were durable."""
 
 
-class Processes(Dice):
+class Processes(SeededChoices):
     """Processes around one store; every choice comes from the seed."""
 
     def __init__(self, seed: int) -> None:

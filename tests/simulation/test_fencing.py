@@ -14,12 +14,12 @@ SHARE = 0.5
 def test_f8_fenced_consumers_acknowledge_nothing(world: World) -> None:
     """Readers are replaced while they still run, in the middle of whatever they do."""
     world.grace_s = 60
-    world.torments = ("zombie", "zombie", "zombie", "short pause", "long pause", "kill")
+    world.disturbances = ("zombie", "zombie", "zombie", "short pause", "long pause", "kill")
     world.ambushes = 0.02
     run_readers(world)
-    usurpers = world.director.spawn(lambda: _usurpers(world), "usurpers")
+    rivals = world.director.spawn(lambda: _rivals(world), "rivals")
     run_services(world, [PlainProducer(world, f"plain{n}", 40) for n in range(2)])
-    usurpers.join()
+    rivals.join()
     world.finish()
     if world.model.counts["claims"] < 2:
         world.fail("nobody was fenced: the scenario tests nothing")
@@ -30,11 +30,11 @@ def test_f8_fenced_consumers_acknowledge_nothing(world: World) -> None:
         world.fail(f"{collecting} collect, but the queue belongs to {world.model.owner}")
 
 
-def _usurpers(world: World) -> None:
+def _rivals(world: World) -> None:
     """Start further readers beside the one that is kept alive; each lives until it is fenced."""
     for _ in range(1 + world.draw(5)):
         world.director.sleep(world.uniform(0, 5))
-        node = world.node("usurper")
+        node = world.node("rival")
         reader = Reader(world, node)
         hangs = world.chance(0.3)
         node.runtime.spawn(

@@ -23,7 +23,7 @@ SHARE = 0.5
 def test_f5_collector_never_deletes_what_becomes_durable(world: World) -> None:
     """Processes freeze between upload and append, for about the grace period."""
     world.grace_s = 60
-    world.torments = ("long pause", "clock", "outage", "kill")
+    world.disturbances = ("long pause", "clock", "outage", "kill")
     world.ambushes = 0.08
     actors = [
         PlainProducer(world, "plain", 25),
@@ -47,7 +47,7 @@ def test_f6_a_store_with_a_wrong_clock_never_makes_the_collector_delete_young_ba
 ) -> None:
     """The store's clock is wrong for hours, or its answers tell a wrong time now and then."""
     world.grace_s = 60
-    world.torments = ("short pause", "outage")
+    world.disturbances = ("short pause", "outage")
     # Far ahead is what makes young batches look old.
     error_ms = round(world.uniform(2, 20) * world.grace_s * 1000)
     world.plan = replace(world.plan, wrong_dates=world.uniform(0.2, 1), date_error_ms=error_ms)
@@ -72,7 +72,7 @@ def test_f5_late_appends_lose_nothing_that_is_durable(world: World) -> None:
     deleted some of the first ones, and the consumer may have skipped those and passed others.
     """
     world.grace_s = 60
-    world.torments = ("clock", "short pause")
+    world.disturbances = ("clock", "short pause")
     world.ambushes = 0.15
     world.ambushed = ("put_if",)
     world.ambush_pause_s = (1.05 * world.grace_s, 2 * world.grace_s)
@@ -92,7 +92,7 @@ def test_f5_late_appends_lose_nothing_that_is_durable(world: World) -> None:
 def test_f5_a_micro_batch_of_three_grace_periods_gets_through(world: World) -> None:
     """Micro-batches of three grace periods, beside collectors; clocks are wrong by minutes."""
     world.grace_s = 60
-    world.torments = ("clock", "outage", "short pause")
+    world.disturbances = ("clock", "outage", "short pause")
     world.idle_s = 1
     # An upload that a listing lacks is taken to be gone, which is safe, and is not what this asks.
     world.plan = replace(world.plan, partial_lists=0)

@@ -39,7 +39,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
-from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
+from tests.support.simulation import SeededChoices, SimRuntime, SimTask, Simulation
 
 SHARE = 0.1
 
@@ -55,7 +55,7 @@ REQUEST_S = 0.06
 """Of a read, and of a write."""
 
 
-class World(Dice):
+class World(SeededChoices):
     """Brokers, clients that append all the time, and a visitor. Without brokers the clients are two
     threads of one producer.
 
@@ -356,14 +356,14 @@ class Query:
 def test_whatever_ends_brokers_and_sinks_nothing_is_lost_and_nothing_is_twice(seed: int) -> None:
     world = World(seed, brokers=2)
     query = Query(world)
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     deeds: Counter[str] = Counter()
 
     def direct() -> None:
         query.start()
         for _ in range(8):
-            world.director.sleep(dice.uniform(0.5, 4))
-            deed = dice.choice(("kill broker", "pause broker", "kill sink", "pause sink", "cut"))
+            world.director.sleep(rng.uniform(0.5, 4))
+            deed = rng.choice(("kill broker", "pause broker", "kill sink", "pause sink", "cut"))
             broker, sink = world.serving(), query.runtime
             if broker is None:
                 continue
@@ -373,16 +373,16 @@ def test_whatever_ends_brokers_and_sinks_nothing_is_lost_and_nothing_is_twice(se
                 world.network.kill(broker)
                 world.serve()
             elif deed == "pause broker":
-                world.simulation.pause(broker, dice.uniform(0.5, 12))
+                world.simulation.pause(broker, rng.uniform(0.5, 12))
             elif deed == "kill sink":
                 world.simulation.kill(sink)
                 world.network.kill(sink)
                 query.start()
             elif deed == "pause sink":
-                world.simulation.pause(sink, dice.uniform(0.5, 5))
+                world.simulation.pause(sink, rng.uniform(0.5, 5))
             else:
                 world.network.cut(broker, sink)
-                world.director.sleep(dice.uniform(0.5, 5))
+                world.director.sleep(rng.uniform(0.5, 5))
                 world.network.heal(broker, sink)
         world.director.sleep(25)
 

@@ -20,7 +20,7 @@ from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.model import DeliveryModel, WatchedStore
-from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
+from tests.support.simulation import SeededChoices, SimRuntime, SimTask, Simulation
 from tests.support.tuned import tuned
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ PASSING = (TransientStorageError, Conflict)
 PREFIX = "ingest"
 MANIFEST = "ingest/manifest"
 MAX_SKEW_MS = 15 * 60 * 1000
-TORMENTS = ("kill", "short pause", "long pause", "clock", "outage", "outage", "zombie")
+DISTURBANCES = ("kill", "short pause", "long pause", "clock", "outage", "outage", "zombie")
 DRAIN_S = 6 * 3600.0
 
 
@@ -49,16 +49,16 @@ class Node:
     sleeps: bool
 
 
-class World(Dice):
+class World(SeededChoices):
     """A deployment whose every choice comes from the seed.
 
-    ``torments`` are done to processes at random times. ``ambushes`` is the chance that a process
-    is paused or killed just when one of the ``ambushed`` requests arrives. When all is ``calm``,
+    Processes suffer ``disturbances`` at random times. ``ambushes`` is the chance that a process is
+    paused or killed just when one of the ``ambushed`` requests arrives. When all is ``calm``,
     faults are healed and no process is killed or paused any more.
     """
 
     def __init__(self, seed: int, model: type[DeliveryModel] = DeliveryModel) -> None:
-        self.torments = TORMENTS
+        self.disturbances = DISTURBANCES
         self.ambushes = 0.01
         self.ambushed: tuple[str, ...] = ("put", "put_if", "list", "delete")
         self.ambush_pause_s: tuple[float, float] | None = None
@@ -164,7 +164,7 @@ class World(Dice):
                     elif node.runtime.resume_at > self.simulation.now and self.chance(0.95):
                         # It is paused; what is interesting is how it goes on.
                         self.director.sleep(node.runtime.resume_at - self.simulation.now)
-                    elif self._torment(node, zombies):
+                    elif self._disturb(node, zombies):
                         break
                 self.director.sleep(self.uniform(0, 1))
 
@@ -187,9 +187,9 @@ class World(Dice):
         tolerated_ms = max(self.grace_s * 1000 / 4, 5_000)
         return error_ms > 0 and skew_ms > 0 and skew_ms >= error_ms - tolerated_ms
 
-    def _torment(self, node: Node, zombies: bool) -> bool:
+    def _disturb(self, node: Node, zombies: bool) -> bool:
         """Do something to a process. True when another one shall take its place."""
-        deed = self.torments[self.draw(len(self.torments))]
+        deed = self.disturbances[self.draw(len(self.disturbances))]
         self.deeds[deed] += 1
         match deed:
             case "kill":

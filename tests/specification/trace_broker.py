@@ -33,7 +33,7 @@ from tests.specification.traces import (
 )
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
-from tests.support.simulation import Dice, SimRuntime, Simulation, SimulationFailed
+from tests.support.simulation import SeededChoices, SimRuntime, Simulation, SimulationFailed
 
 Mutation = tuple[Any, str, Callable[[Any], Any]]
 MANIFEST = "ingest/manifest"
@@ -60,7 +60,7 @@ KINDS |= {
 """Kinds of events that traces have."""
 
 
-class TracedFleet(Dice):
+class TracedFleet(SeededChoices):
     """Two hosts of brokers, some clients and a consumer, which are recorded."""
 
     def __init__(self, seed: int, appends: int = 5) -> None:

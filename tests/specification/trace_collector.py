@@ -63,7 +63,7 @@ class TracedWorld(World):
         low, high = (1.05, 1.5) if late else (0.3, 1.0)
         self.ambush_pause_s = (low * self.grace_s, high * self.grace_s)
         self.timeout_ms = 120_000 if late else 20_000
-        self.torments = ("kill", "short pause", "outage")
+        self.disturbances = ("kill", "short pause", "outage")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
         # An upload is stored once, and a delete arrives at once: the specification has no more.
         still = dict.fromkeys(("put_errors", "delete_errors", "stalls", "hangs", "wrong_dates"), 0)
@@ -74,8 +74,8 @@ class TracedWorld(World):
     def _log_failure(self, reason: object) -> None:
         self.log(f"the model says: {reason}")
 
-    def _torment(self, node: Node, zombies: bool) -> bool:
-        return self.chance(0.2) and super()._torment(node, zombies)
+    def _disturb(self, node: Node, zombies: bool) -> bool:
+        return self.chance(0.2) and super()._disturb(node, zombies)
 
     def _clock_error_ms(self) -> int:
         return 0

@@ -63,7 +63,7 @@ class TracedWorld(LogWorld):
         self.ambushes = 0.003
         self.grace_s = 60.0
         # Clocks that are wrong keep a collector from deleting, which would make a dull trace.
-        self.torments = ("kill", "short pause", "outage", "zombie")
+        self.disturbances = ("kill", "short pause", "outage", "zombie")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
         self.plan = replace(
             self.plan, wrong_dates=0, partial_lists=0, hangs=0, stalls=0, delete_errors=0, **lost
@@ -75,9 +75,9 @@ class TracedWorld(LogWorld):
     def _clock_error_ms(self) -> int:
         return 0
 
-    def _torment(self, node: Node, zombies: bool) -> bool:
+    def _disturb(self, node: Node, zombies: bool) -> bool:
         # A trace has few events: most lives are to last until there is something to see.
-        return self.chance(0.3) and super()._torment(node, zombies)
+        return self.chance(0.3) and super()._disturb(node, zombies)
 
     def node(self, name: str) -> Node:
         node = super().node(name)

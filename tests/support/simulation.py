@@ -532,8 +532,8 @@ class Simulation:
             self._main_baton.acquire()
 
 
-class Dice:
-    """What a scenario leaves to chance, all of it from the seed of its simulation."""
+class SeededChoices:
+    """The random choices of a scenario. All follow from the seed of its simulation."""
 
     simulation: Simulation
 

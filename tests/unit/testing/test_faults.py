@@ -1,4 +1,4 @@
-"""The store that fails by seeded dice."""
+"""The store that fails by seeded rng."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.world = World()
         self.produced = 0
         self.first: dict[str, int] = {}  # the first value after a start of the reader
@@ -396,22 +396,22 @@ class History:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             partitions = len(self.world.opened().description.active)
-            step = self.dice.choice((self.append, self.append, self.read, self.read, self.change))
+            step = self.rng.choice((self.append, self.append, self.read, self.read, self.change))
             if step == self.append:
                 self.append(partitions)
-            elif self.dice.random() < 0.3:
-                number = self.dice.randrange(8)
+            elif self.rng.random() < 0.3:
+                number = self.rng.randrange(8)
                 self.kills += self.world.kill_at_write(number, partial(step, partitions))
             else:
                 step(partitions)
             self.world.runtime.advance(600)
 
     def append(self, partitions: int) -> None:
-        self.world.append(self.dice.randrange(partitions), self.produced)
+        self.world.append(self.rng.randrange(partitions), self.produced)
         self.produced += 1
 
     def read(self, partitions: int) -> None:
-        name, only = self.dice.choice("abc"), self.dice.choice([None, None, ["0"], ["1"]])
+        name, only = self.rng.choice("abc"), self.rng.choice([None, None, ["0"], ["1"]])
         # Until the first start has ended, the reader may begin with a later batch.
         is_new = name not in self.first
         with self.world.consumer(name, partitions=only, allow_data_loss=is_new) as consumer:
@@ -421,7 +421,7 @@ class History:
                 batch.ack()
 
     def change(self, partitions: int) -> None:
-        kind = self.dice.randrange(4)
+        kind = self.rng.randrange(4)
         if kind == 0 and partitions < 5:
             self.world.opened().expand(partitions + 1)
             self.expansions += 1
