@@ -316,6 +316,7 @@ class Reader:
     role = "reader"
     once = True
     committed = False
+    one_process = False
     feature = ""
 
     def __init__(self, deployment: Deployment, number: int) -> None:
@@ -337,7 +338,8 @@ class Reader:
             if len(deployment.turns) > 1:
                 # A batch that one program did not acknowledge comes again at the next one.
                 deployment.oracle.reader(self.view, once=False)
-        deployment.keep_alive(self.program, self.live, may_run=may_run, takeovers=self.once)
+        takeovers = self.once and not self.one_process
+        deployment.keep_alive(self.program, self.live, may_run=may_run, takeovers=takeovers)
 
     def live(self, node: Node) -> None:
         """Run one process."""
@@ -577,6 +579,8 @@ class SparkReader(Reader):
     """A Spark query that records its offsets and commits, and writes each micro-batch once."""
 
     role = "spark"
+    # A query has one driver: its checkpoint allows no second one.
+    one_process = True
     feature = "Spark source"
 
     def __init__(self, deployment: Deployment, number: int) -> None:
@@ -586,17 +590,6 @@ class SparkReader(Reader):
         self._offsets: dict[int, SourceOffset] = {}
         self._commits: set[int] = set()
         self._accepts_loss = False
-
-    def start(self) -> None:
-        deployment = self.deployment
-        may_run: Callable[[], bool] = partial(deployment.may_read, self.program)
-        if not deployment.is_log:
-            deployment.turns.append(self.program)
-            may_run = partial(deployment.has_turn, self.program)
-            if len(deployment.turns) > 1:
-                deployment.oracle.reader(self.view, once=False)
-        # A query has one driver: its checkpoint allows no second one.
-        deployment.keep_alive(self.program, self.live, may_run=may_run, takeovers=False)
 
     def live(self, node: Node) -> None:
         deployment = self.deployment

@@ -351,16 +351,22 @@ def test_f49_s3_refuses_renewed_keys_that_no_header_carries(
     assert len(server.asked) == before
 
 
-def test_s3_refuses_the_keys_of_a_role_that_no_header_carries(
-    server: ScriptedServer, logs: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def keys_of_a_role(session_token: str) -> Reply:
+    """Return what STS answers to AssumeRole."""
     granted = (
         "<AssumeRoleResponse><AssumeRoleResult><Credentials>"
         f"<AccessKeyId>{KEY_ID}</AccessKeyId><SecretAccessKey>{SECRET}</SecretAccessKey>"
-        f"<SessionToken>{TOKEN}&#10;</SessionToken><Expiration>2999-01-01T00:00:00Z</Expiration>"
+        f"<SessionToken>{session_token}</SessionToken>"
+        "<Expiration>2999-01-01T00:00:00Z</Expiration>"
         "</Credentials></AssumeRoleResult></AssumeRoleResponse>"
     )
-    sts = ScriptedServer(Reply(200, granted.encode()))
+    return Reply(200, granted.encode())
+
+
+def test_s3_refuses_the_keys_of_a_role_that_no_header_carries(
+    server: ScriptedServer, logs: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sts = ScriptedServer(keys_of_a_role(f"{TOKEN}&#10;"))
     with sts.running() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
         check_refused(
@@ -593,13 +599,7 @@ def check_quiet(store: Any, logs: pytest.LogCaptureFixture) -> None:
 def test_no_log_line_shows_the_keys_of_a_role(
     server: ScriptedServer, logs: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    granted = (
-        "<AssumeRoleResponse><AssumeRoleResult><Credentials>"
-        f"<AccessKeyId>{KEY_ID}</AccessKeyId><SecretAccessKey>{SECRET}</SecretAccessKey>"
-        f"<SessionToken>{TOKEN}</SessionToken><Expiration>2999-01-01T00:00:00Z</Expiration>"
-        "</Credentials></AssumeRoleResult></AssumeRoleResponse>"
-    )
-    sts = ScriptedServer(Reply(200, granted.encode()))
+    sts = ScriptedServer(keys_of_a_role(TOKEN))
     server.replies = [Reply(200, b"x", {"etag": '"1"'})]
     with sts.running() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)

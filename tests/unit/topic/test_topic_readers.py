@@ -88,6 +88,27 @@ class World(LogTopic):
             self.store.heal()
         return False
 
+    def meet_at_write(
+        self, number: int, work: Callable[[], object], other: Callable[[], object]
+    ) -> bool:
+        """Do some work, and another thing just before its write of this number, counted from 0.
+        Returns whether the work had such a write."""
+        left, met = number, False
+
+        def meet(operation: str, key: str) -> None:
+            nonlocal left, met
+            if operation.startswith("put"):
+                left -= 1
+                if left < 0 and not met:
+                    met = True
+                    self.store.heal()
+                    other()
+
+        self.store.before = meet
+        work()
+        self.store.heal()
+        return met
+
 
 @pytest.fixture
 def world(small_segments: None) -> World:
@@ -165,22 +186,8 @@ def test_f47_a_reader_that_starts_while_a_topic_is_expanded_is_in_every_partitio
     for number in range(100):
         world = World()
         world.read_and_stop("search")
-        left = number
-        started = False
-
-        def start_reader(operation: str, key: str, world: World = world) -> None:
-            nonlocal left, started
-            if operation.startswith("put"):
-                left -= 1
-                if left < 0 and not started:
-                    started = True
-                    world.store.heal()
-                    world.read_and_stop("billing")
-
-        world.store.before = start_reader
-        world.topic.expand(4)
-        world.store.heal()
-        if not started:
+        expand, start = partial(world.topic.expand, 4), partial(world.read_and_stop, "billing")
+        if not world.meet_at_write(number, expand, start):
             break
         stopped += 1
         assert world.readers_in(0, 1, 2, 3) == [("billing", "search")] * 4
@@ -193,22 +200,12 @@ def test_f47_an_expansion_while_a_reader_starts_has_this_reader(world: World) ->
     stopped = 0
     for number in range(100):
         world = World()
-        left = number
-        expanded = False
+        start = partial(world.consumer, "billing")
 
-        def expand(operation: str, key: str, world: World = world) -> None:
-            nonlocal left, expanded
-            if operation.startswith("put"):
-                left -= 1
-                if left < 0 and not expanded:
-                    expanded = True
-                    world.store.heal()
-                    world.opened().expand(3)
+        def expand(world: World = world) -> None:
+            world.opened().expand(3)
 
-        world.store.before = expand
-        world.consumer("billing")
-        world.store.heal()
-        if not expanded:
+        if not world.meet_at_write(number, start, expand):
             break
         stopped += 1
         assert world.readers_in(0, 1, 2) == [("billing",)] * 3
@@ -221,24 +218,13 @@ def test_f47_two_expansions_at_the_same_time_leave_every_reader_everywhere(world
     for number in range(100):
         world = World()
         world.read_and_stop("billing")
-        left = number
-        expanded = False
 
-        def expand(operation: str, key: str, world: World = world) -> None:
-            nonlocal left, expanded
-            if operation.startswith("put"):
-                left -= 1
-                if left < 0 and not expanded:
-                    expanded = True
-                    world.store.heal()
-                    world.opened().expand(3)
-                    world.append(2, 5)
-                    assert world.read_and_stop("billing") == [5]
+        def expand_and_read(world: World = world) -> None:
+            world.opened().expand(3)
+            world.append(2, 5)
+            assert world.read_and_stop("billing") == [5]
 
-        world.store.before = expand
-        world.topic.expand(4)
-        world.store.heal()
-        if not expanded:
+        if not world.meet_at_write(number, partial(world.topic.expand, 4), expand_and_read):
             break
         stopped += 1
         assert world.readers_in(0, 1, 2, 3) == [("billing",)] * 4
