@@ -25,17 +25,18 @@ from tests.specification.traces import (
     Call,
     Event,
     Knowledge,
+    Mutation,
     Note,
     Recorder,
     Timeline,
     Trace,
     patched,
+    run_noted,
 )
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
-from tests.support.simulation import SeededChoices, SimRuntime, Simulation, SimulationFailed
+from tests.support.simulation import SeededChoices, SimRuntime, Simulation
 
-Mutation = tuple[Any, str, Callable[[Any], Any]]
 MANIFEST = "ingest/manifest"
 STORE = "memory://simulation"
 KINDS = {
@@ -225,12 +226,8 @@ def record(seed: int, *mutations: Mutation, appends: int = 5) -> Trace:
     """Run the code, maybe with mutations, and return what it did."""
     with patched(*mutations):
         fleet = TracedFleet(seed, appends)
-        try:
-            with patched(*notes_calls(fleet.recorder)):
-                fleet.simulation.run(fleet.scenario)
-        except SimulationFailed:
-            if not mutations:
-                raise
+        calls = notes_calls(fleet.recorder)
+        run_noted(fleet.simulation, fleet.scenario, calls, is_mutated=bool(mutations))
     return Converter(fleet.recorder).trace()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import opendata_buffer.gc
 from opendata_buffer import Consumer
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
+from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown, Fenced, FlushFailed, PoisonBatch
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
@@ -23,21 +23,23 @@ from opendata_buffer.producer.ordered_uploads import OrderedUploads
 from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.queue.queue import Queue, _Append
 from tests.simulation.actors import collect_garbage
-from tests.simulation.world import MANIFEST, PASSING, PREFIX, Node, World
+from tests.simulation.world import MANIFEST, PASSING, PREFIX, Node
+from tests.specification.traced_world import LOST, RecordedWorld
 from tests.specification.traces import (
     Call,
     Event,
     Knowledge,
+    Mutation,
     Note,
     Recorder,
     Timeline,
     Trace,
     patched,
+    run_noted,
 )
-from tests.support.simulation import START_MS, SimulationFailed
+from tests.support.simulation import START_MS
 from tests.support.tuned import tuned
 
-Mutation = tuple[Any, str, Callable[[Any], Any]]
 KINDS = {
     *("store", "remember", "begin append", "look before append", "append", "durable", "arrive"),
     *("look before claim", "claim", "hand out", "look before acknowledge", "acknowledge"),
@@ -46,15 +48,12 @@ KINDS = {
 """Kinds of events that traces have."""
 
 
-class TracedWorld(World):
+class TracedWorld(RecordedWorld):
     """Producers, a consumer and a collector, which are recorded."""
 
     def __init__(self, seed: int, records: int = 8) -> None:
         super().__init__(seed)
-        self.recorder = Recorder(self.simulation)
-        self.fail = self.model._fail = self._log_failure  # type: ignore[assignment]
         self.records = records
-        self.grace_s = 60.0
         # A write is held up for so long that the object may be gone when it lands (failure F5).
         self.ambushes = 0.1
         self.ambushed = ("put_if",)
@@ -71,20 +70,13 @@ class TracedWorld(World):
         self.skew_ms = self.draw(20_000) - 10_000
         """How far the collector's clock is ahead; more would hold it up."""
 
-    def _log_failure(self, reason: object) -> None:
-        self.log(f"the model says: {reason}")
-
     def _disturb(self, node: Node, zombies: bool) -> bool:
         return self.chance(0.2) and super()._disturb(node, zombies)
-
-    def _clock_error_ms(self) -> int:
-        return 0
 
     def node(self, name: str) -> Node:
         # A machine that sleeps stops its clock; this module has no such thing.
         node = replace(super().node(name), sleeps=False)
         node.runtime.clock_skew_ms = self.skew_ms if name == "cron" else self.draw(8_000) - 4_000
-        self.recorder.watch(node.store, node.name)
         return node
 
     def _pause(self, node: Node, seconds: float) -> None:
@@ -99,10 +91,6 @@ class TracedWorld(World):
             delivery_timeout_ms=600_000,
             timeout_ms=self.timeout_ms,
         )
-
-    def consumer_config(self) -> ConsumerConfig:
-        off = GarbageCollectorConfig(enabled=False, grace_period_ms=int(self.grace_s * 1000))
-        return replace(super().consumer_config(), gc=off)
 
     def produce(self, node: Node, name: str) -> None:
         """One batch after the other, and each is waited for."""
@@ -161,9 +149,6 @@ class TracedWorld(World):
         for task in tasks:
             task.join()
         self.director.sleep(2.5 * self.grace_s)
-
-
-LOST = ("cas_lost_before", "cas_lost_after", "cas_late")
 
 
 def notes_calls(recorder: Recorder) -> list[Mutation]:
@@ -242,12 +227,8 @@ def record(seed: int, *mutations: Mutation, records: int = 8) -> Trace:
     """Run the code, maybe with mutations, and return what it did."""
     with patched(*mutations):
         world = TracedWorld(seed, records)
-        try:
-            with patched(*notes_calls(world.recorder)):
-                world.simulation.run(world.scenario)
-        except SimulationFailed:
-            if not mutations:
-                raise
+        calls = notes_calls(world.recorder)
+        run_noted(world.simulation, world.scenario, calls, is_mutated=bool(mutations))
     return Converter(world.recorder, int(world.grace_s * 1000), world.skew_ms).trace()
 
 

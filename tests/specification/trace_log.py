@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import opendata_buffer.gc
 from opendata_buffer import Consumer
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue import log as queue_log
@@ -21,22 +20,23 @@ from opendata_buffer.queue.reader_queue import ReaderQueue
 from tests.simulation.actors import PlainProducer, collect_garbage, run_services
 from tests.simulation.test_log import INDEX, READERS, Follower, LogWorld
 from tests.simulation.world import MANIFEST, PREFIX, Node
+from tests.specification.traced_world import LOST, RecordedWorld
 from tests.specification.traces import (
     Call,
     Event,
     Knowledge,
+    Mutation,
     Note,
     Recorder,
     SetOf,
     Timeline,
     Trace,
     patched,
+    run_noted,
 )
 from tests.support.logs import become_log
-from tests.support.simulation import SimulationFailed
 
 T = TypeVar("T")
-LOST = ("cas_lost_before", "cas_lost_after", "cas_late")
 KINDS = {
     *("look before append", "append", "told", "arrive", "look before move"),
     *("read index before move", "store segment", "write index", "look before take"),
@@ -50,18 +50,15 @@ SEGMENTS = f"{PREFIX}/_log/"
 OPERATOR = "operator"
 
 
-class TracedWorld(LogWorld):
+class TracedWorld(RecordedWorld, LogWorld):
     """A log whose processes are recorded. Which promises it keeps is for TLC to say."""
 
     def __init__(self, seed: int, records: int = 24) -> None:
         super().__init__(seed)
-        self.recorder = Recorder(self.simulation)
-        self.fail = self.model._fail = self._log_failure  # type: ignore[assignment]
         self.records = records
         self.names = self.names[:2]
         self.idle_s = 1.0
         self.ambushes = 0.003
-        self.grace_s = 60.0
         # Clocks that are wrong keep a collector from deleting, which would make a dull trace.
         self.disturbances = ("kill", "short pause", "outage", "zombie")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
@@ -69,25 +66,9 @@ class TracedWorld(LogWorld):
             self.plan, wrong_dates=0, partial_lists=0, hangs=0, stalls=0, delete_errors=0, **lost
         )
 
-    def _log_failure(self, reason: object) -> None:
-        self.log(f"the model says: {reason}")
-
-    def _clock_error_ms(self) -> int:
-        return 0
-
     def _disturb(self, node: Node, zombies: bool) -> bool:
         # A trace has few events: most lives are to last until there is something to see.
         return self.chance(0.3) and super()._disturb(node, zombies)
-
-    def node(self, name: str) -> Node:
-        node = super().node(name)
-        self.recorder.watch(node.store, node.name)
-        return node
-
-    def consumer_config(self) -> ConsumerConfig:
-        # One collector, and in a process of its own: the specification has one.
-        off = GarbageCollectorConfig(enabled=False, grace_period_ms=int(self.grace_s * 1000))
-        return replace(super().consumer_config(), gc=off)
 
     def enable(self) -> None:
         node = self.node(OPERATOR)
@@ -124,7 +105,7 @@ class TracedWorld(LogWorld):
         self.director.sleep(2.5 * self.grace_s)
 
 
-def notes_calls(recorder: Recorder) -> list[tuple[Any, str, Callable[[Any], Any]]]:
+def notes_calls(recorder: Recorder) -> list[Mutation]:
     """What has to be noted besides requests: which call a request belongs to."""
 
     def around(
@@ -185,20 +166,13 @@ def small() -> Any:
         yield
 
 
-def record(
-    seed: int, *mutations: tuple[Any, str, Callable[[Any], Any]], records: int = 24
-) -> Trace:
+def record(seed: int, *mutations: Mutation, records: int = 24) -> Trace:
     """Run the code, maybe with mutations, and return what it did."""
     # Mutations first: what is noted is the call of the mutated code.
     with small(), patched(*mutations):
         world = TracedWorld(seed, records)
-        try:
-            with patched(*notes_calls(world.recorder)):
-                world.simulation.run(world.scenario)
-        except SimulationFailed:
-            # The code itself may notice what a mutation does; what came before is a trace, too.
-            if not mutations:
-                raise
+        calls = notes_calls(world.recorder)
+        run_noted(world.simulation, world.scenario, calls, is_mutated=bool(mutations))
     return Converter(world.recorder, world.names).trace()
 
 
@@ -540,8 +514,6 @@ class Converter:
 
 
 # ---- faults of the code that a trace has to show
-
-Mutation = tuple[Any, str, Callable[[Any], Any]]
 
 
 def _trims_first(shorten: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,10 +31,12 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import ObjectNotFound
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
 from tests.support.faults import HarshStore
-from tests.support.simulation import Simulation
+from tests.support.simulation import Simulation, SimulationFailed
 from tools.specification import FOLDER, jar, java
 
 Event = dict[str, Any]
+Mutation = tuple[Any, str, Callable[[Any], Any]]
+"""A class or module, the name of an attribute, and a function that makes another one of it."""
 ANSWERS = {
     outcomes.Applied: "applied",
     outcomes.Conflict: "conflict",
@@ -213,7 +215,7 @@ class Witness:
 
 
 @contextmanager
-def patched(*changes: tuple[Any, str, Callable[[Any], Any]]) -> Iterator[None]:
+def patched(*changes: Mutation) -> Iterator[None]:
     """Replace attributes of classes or modules by what a function makes of them, for a while."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
@@ -223,6 +225,30 @@ def patched(*changes: tuple[Any, str, Callable[[Any], Any]]) -> Iterator[None]:
     finally:
         for owner, name, value in reversed(before):
             setattr(owner, name, value)
+
+
+def run_noted(
+    simulation: Simulation,
+    scenario: Callable[[], object],
+    notes_calls: Iterable[Mutation],
+    *,
+    is_mutated: bool,
+) -> None:
+    """Run a scenario, and note its calls besides its requests.
+
+    Args:
+        simulation: The simulation.
+        scenario: The scenario.
+        notes_calls: The changes that note calls. They apply to the mutated code.
+        is_mutated: Whether the code is mutated. It may then notice that itself, and the run ends
+            early: the events before are a trace, too.
+    """
+    try:
+        with patched(*notes_calls):
+            simulation.run(scenario)
+    except SimulationFailed:
+        if not is_mutated:
+            raise
 
 
 class Timeline:
