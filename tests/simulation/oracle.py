@@ -290,12 +290,6 @@ class Oracle:
                 )
             view.named.add(record)
 
-    def records_from(self, partition: str, first: int, end: int) -> list[bytes]:
-        """Return the records of the sequences in ``[first, end)``."""
-        return self._records_at(
-            partition, [seq for seq in self.entries[partition] if first <= seq < end]
-        )
-
     def _records_at(self, partition: str, sequences: Iterable[int]) -> list[bytes]:
         locations = (self.entries[partition][seq] for seq in sequences)
         return [record for location in locations for record in self.batches.get(location, ())]
