@@ -59,6 +59,39 @@ def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path, broker: str) -
     assert sorted(consumed(tmp_path)) == [[b"child"], *first, [b"parent"]]
 
 
+IMPORTING = """
+import importlib.abc, os, sys, threading, time, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from opendata_buffer.broker.tls import broker_context
+
+begun = threading.Event()
+
+class SlowImport(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "cryptography.hazmat.primitives.asymmetric.ec":
+            begun.set()
+            time.sleep(0.5)
+        return None
+
+sys.meta_path.insert(0, SlowImport())
+thread = threading.Thread(target=broker_context)
+thread.start()
+assert begun.wait(30)
+child = os.fork()
+if child == 0:
+    print("child", len(broker_context()[1]), flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+thread.join()
+"""
+
+
+def test_a_child_that_is_forked_while_a_broker_starts_can_start_a_broker() -> None:
+    done = run(IMPORTING)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "child 64\n"
+
+
 KILLED = """
 import os, sys, time, warnings
 warnings.simplefilter("ignore", DeprecationWarning)

@@ -66,7 +66,8 @@ def broker_context(certificate: str = "", key: str = "") -> tuple[ssl.SSLContext
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # No client resumes a session.
     if not certificate:
-        return context, _load_self_signed(context)
+        with _making_certificate:
+            return context, _load_self_signed(context)
     context.load_cert_chain(certificate, key or None)
     pem = Path(certificate).read_text()
     end = "-----END CERTIFICATE-----"
@@ -77,6 +78,17 @@ def broker_context(certificate: str = "", key: str = "") -> tuple[ssl.SSLContext
 def fingerprint(certificate: bytes) -> str:
     """Return the SHA-256 of a certificate in DER, in hexadecimal digits."""
     return hashlib.sha256(certificate).hexdigest()
+
+
+_making_certificate = threading.Lock()
+"""Held while a thread imports ``cryptography`` and makes a certificate. A fork waits for it: the
+child would have a half-loaded module, or a lock of OpenSSL whose thread does not exist in it."""
+
+os.register_at_fork(
+    before=_making_certificate.acquire,
+    after_in_parent=_making_certificate.release,
+    after_in_child=_making_certificate.release,
+)
 
 
 def _load_self_signed(context: ssl.SSLContext) -> str:
