@@ -1,6 +1,6 @@
-"""A query in real-time mode from Kafka to a queue, through foreach. Needs Spark 4.3.
+r"""A query in real-time mode from Kafka to a queue, through foreach. Needs Spark 4.3.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0 real_time_orders.py \\
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0 real_time_orders.py \
         --brokers localhost:9092 --topic orders --queue /tmp/orders --checkpoint /tmp/checkpoint
 
 At least once: after a failure, a stop or a kill Spark reads the whole batch that was under way

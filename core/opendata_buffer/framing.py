@@ -1,13 +1,13 @@
-"""Framings: how a stream of bytes (a file, a pipe, or a socket) is split into records.
+r"""Framings: how a stream of bytes (a file, a pipe, or a socket) is split into records.
 
 ==================  ==========================================================  =============
 framing             a record in the stream                                      any bytes?
 ==================  ==========================================================  =============
-``lines``           bytes up to a newline; a ``\\r`` before it is in the record  no newlines
+``lines``           bytes up to a newline; a ``\r`` before it is in the record  no newlines
 ``ndjson``          one JSON value and a newline                                JSON text
-``protobuf-fixed``  magic word, u32 length, the record (Gazette's framing)      yes ``length``
-u32 length, the record                                      yes ==================
-==========================================================  =============
+``protobuf-fixed``  magic word, u32 length, the record (Gazette's framing)      yes
+``length``          u32 length, the record                                      yes
+==================  ==========================================================  =============
 
 All lengths are little-endian. The last line needs no newline. An empty line is an empty record in
 ``lines``; ``ndjson`` skips it and returns the bytes of other records unchanged. If a writer died in
@@ -195,7 +195,7 @@ def _join(records: Iterable[bytes], word: bytes = b"") -> bytes:
 
 
 class LineSplitter(Splitter):
-    """Splits a stream into lines without their newlines; a ``\\r`` before one stays in the line."""
+    r"""Splits a stream into lines without their newlines; a ``\r`` before one stays in the line."""
 
     @checked
     def __init__(self, max_bytes: int) -> None:

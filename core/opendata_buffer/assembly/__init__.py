@@ -1,4 +1,4 @@
-"""The public classes: those of the packages below, with the broker put in.
+r"""The public classes: those of the packages below, with the broker put in.
 
 A producer appends through the broker of its queue, if there is one. A consumer asks the broker to
 pause while it changes the manifest. But the broker is built from producers, consumers and queues,
@@ -8,9 +8,9 @@ joins the two::
     opendata_buffer.Producer             the public name
         |
     assembly.producer.Producer           chooses: this process, or its broker
-        |                  \\
+        |                  \
     producer.producer      broker.committer
-        \\                  /
+        \                  /
          producer.committer, queue
 
 A class below that needs a broker has one method that names its default, such as

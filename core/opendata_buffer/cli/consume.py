@@ -332,7 +332,6 @@ def _queue_source(
     reader: Consumer | ReadOnlyReader, handle: FetchHandle, runtime: Runtime
 ) -> BatchSource:
     """Return one queue as a source. A read-only reader acknowledges nothing in the queue."""
-
     return BatchSource(
         lambda limit: _fetched(handle, reader.next_descriptors(limit), runtime),
         lambda written: reader.ack_through(written[-1].sequence),

@@ -535,8 +535,15 @@ class Log:
         self._true_gap = gap
 
     def stored_between(self, first: int, end: int) -> list[tuple[int, int, str]]:
-        """Return the stored segments that have a sequence from ``first`` up to, not including,
-        ``end``, oldest first: where each begins and ends, and its key."""
+        """Return the stored segments that contain a sequence of a range, oldest first.
+
+        Args:
+            first: First sequence of the range.
+            end: End of the range. It is not in the range.
+
+        Returns:
+            The first sequence, the end, and the key of each segment.
+        """
         folder = parts_folder(self.config)
         after = f"{folder}{max(0, first - self.most_moved):020d}"
         found: list[tuple[int, int, str]] = []

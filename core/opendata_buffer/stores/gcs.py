@@ -392,7 +392,11 @@ class GcsClient:
         """Return the response to one request, even if it is an HTTP error.
 
         Args:
-            method, path, query, headers, body: Of the request.
+            method: The HTTP method.
+            path: The path after the endpoint, with its escapes.
+            query: The parameters of the query, without escapes.
+            headers: More headers of the request. Default: none.
+            body: The body of the request. Default: none.
             read_body: Reads the body of a success. Default: at most ``MAX_PAGE_BYTES``.
         """
         response = self._http.urlopen(

@@ -569,11 +569,16 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def without_secrets(error: E) -> E:
-    """The same error, without a credential in its text, and without a chain that shows one
-    (failure F49).
+    """Remove credentials from the text of an error, and its chain if that shows one (failure F49).
 
-    The chain is what a client library says, which may quote the header it could not send. It is of
-    use as long as it shows no credential.
+    The chain has the errors of the client library, which may quote the header that it could not
+    send. A chain without a credential stays, because it helps to find the cause.
+
+    Args:
+        error: The error, which is changed in place.
+
+    Returns:
+        The same error.
     """
     error.args = tuple(redacted(each) if isinstance(each, str) else each for each in error.args)
     links = [link for link in chain_of(error) if link is not error]

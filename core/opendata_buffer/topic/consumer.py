@@ -194,7 +194,8 @@ class TopicConsumer(BatchLoop):
     def position_of(self, batch: DeliveredBatch) -> Position:
         """Return the position to save with a delivered batch.
 
-        It is after this batch and all earlier batches of the partition."""
+        It is after this batch and all earlier batches of the partition.
+        """
         return self._reader(batch.partition).position_of(batch.sequence)
 
     @checked

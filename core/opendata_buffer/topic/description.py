@@ -1,4 +1,6 @@
-"""Describe which partitions a topic has, in one small object at the store's root::
+"""Describe which partitions a topic has, in one small object at the store's root.
+
+::
 
     {"version": 1, "id": "01J5...", "next": 3,
      "partitions": [{"name": "p-00000-04pn", "state": "active"},
