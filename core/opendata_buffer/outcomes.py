@@ -1,6 +1,6 @@
 """The outcomes of a conditional write: applied, conflict, vanished, unknown.
 
-A store answers one conditional put with one of these four, :class:`~opendata_buffer.queue.cas`
+A store answers one conditional put with one of these four, :mod:`~opendata_buffer.queue.cas`
 answers a change that took several attempts with one of the same four, and each error that a user
 sees for a write stands for one of them. There is no other vocabulary for it.
 

@@ -136,7 +136,7 @@ class AzureStore(CloudStore):
         return Blob(data, self._version(about.etag), epoch_ms(about.last_modified))
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
-        """See :meth:`opendata_buffer.stores.List.list`.
+        """See :meth:`opendata_buffer.stores.base.List.list`.
 
         A listing that continues after the last key of an earlier one in this process costs only its
         own pages. Any other ``start_after`` also costs the pages before it.

@@ -108,7 +108,7 @@ class GcsStore(CloudStore):
         return Blob(response.body, version, modified_ms)
 
     def write_due(self, key: str) -> float:
-        """See :meth:`opendata_buffer.stores.RateLimited.write_due`."""
+        """See :meth:`opendata_buffer.stores.base.RateLimited.write_due`."""
         return self._write_rate.due(self._full(key), self._runtime.monotonic())
 
     def _put(self, name: str, data: bytes) -> str | None:

@@ -253,7 +253,7 @@ class CloudStore(ABC):
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
     ) -> Blob | None:
-        """See :meth:`opendata_buffer.stores.Get.get`."""
+        """See :meth:`opendata_buffer.stores.base.Get.get`."""
         read = Read(key, self._full(key), if_changed, byte_range, max_bytes)
         check_range(byte_range)
 
@@ -269,7 +269,7 @@ class CloudStore(ABC):
         return self._repeated(once, "read", read.name)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """See :meth:`opendata_buffer.stores.Put.put`."""
+        """See :meth:`opendata_buffer.stores.base.Put.put`."""
         name, content = self._full(key), bytes(data)
 
         def once() -> None:
@@ -283,7 +283,7 @@ class CloudStore(ABC):
         self._repeated(once, "write", name)
 
     def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
-        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.put_if`."""
         name = self._full(key)
         try:
             found = self._call(lambda: self._put_if(name, data, version), "write", name)
@@ -295,7 +295,7 @@ class CloudStore(ABC):
         return verify_write(self, key, data) if new is None else outcomes.Applied(new)
 
     def check_conditional_writes(self, near: str) -> None:
-        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`."""
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.check_conditional_writes`."""
         check_key("near", near)
         endpoint = self._endpoint()
         subject = f"{endpoint}/{self._bucket}"
@@ -313,11 +313,11 @@ class CloudStore(ABC):
         SAFE.add(subject)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
-        """See :meth:`opendata_buffer.stores.List.list`."""
+        """See :meth:`opendata_buffer.stores.base.List.list`."""
         return self._list(prefix, start_after, limit, None)[0]
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        """See :meth:`opendata_buffer.stores.base.Delete.delete_many`."""
         legal: list[str] = []
         failures: list[DeleteFailure] = []
         for key in keys:

@@ -522,7 +522,7 @@ class LocalStore:
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
     ) -> Blob | None:
-        """See :meth:`opendata_buffer.stores.Get.get`."""
+        """See :meth:`opendata_buffer.stores.base.Get.get`."""
         if byte_range is not None:
             check_range(byte_range)
         with self._opened(key) as (fd, status):
@@ -570,7 +570,7 @@ class LocalStore:
         )
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """See :meth:`opendata_buffer.stores.Put.put`."""
+        """See :meth:`opendata_buffer.stores.base.Put.put`."""
         self.put_pieces(key, (data,))
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
@@ -587,7 +587,7 @@ class LocalStore:
             raise storage_error("write", path, error) from error
 
     def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
-        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.put_if`."""
         path = self.file_of(key)
         begun, new = False, ""
         try:
@@ -623,7 +623,7 @@ class LocalStore:
     def check_conditional_writes(self, near: str) -> None:
         """Check that the file system has locks and keeps modification times to the nanosecond.
 
-        See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
+        See :meth:`opendata_buffer.stores.base.ConditionalPut.check_conditional_writes`.
         """
         check_key("near", near)
         if self._checked:
@@ -648,7 +648,7 @@ class LocalStore:
         self._checked = True
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
-        """See :meth:`opendata_buffer.stores.List.list`."""
+        """See :meth:`opendata_buffer.stores.base.List.list`."""
         check_limit(limit)
         directory = directory_of(prefix)
         root = self.root
@@ -663,7 +663,7 @@ class LocalStore:
             raise storage_error("list", f"{root}/{directory or ''}", error) from error
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        """See :meth:`opendata_buffer.stores.base.Delete.delete_many`."""
         failures = []
         for key in keys:
             try:

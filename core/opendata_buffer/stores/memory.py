@@ -70,7 +70,7 @@ class MemoryStore:
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
     ) -> Blob | None:
-        """See :meth:`opendata_buffer.stores.Get.get`."""
+        """See :meth:`opendata_buffer.stores.base.Get.get`."""
         check_key("key", key)
         check_range(byte_range)
         with self._lock:
@@ -84,13 +84,13 @@ class MemoryStore:
         return Blob(found.data[start:end], found.version, found.last_modified_ms)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """See :meth:`opendata_buffer.stores.Put.put`."""
+        """See :meth:`opendata_buffer.stores.base.Put.put`."""
         check_key("key", key)
         with self._lock:
             self._write(key, data)
 
     def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
-        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.put_if`."""
         check_key("key", key)
         with self._lock:
             found = self._objects.get(key)
@@ -101,11 +101,11 @@ class MemoryStore:
             return outcomes.Applied(self._write(key, data))
 
     def check_conditional_writes(self, near: str) -> None:
-        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`."""
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.check_conditional_writes`."""
         check_key("near", near)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
-        """See :meth:`opendata_buffer.stores.List.list`."""
+        """See :meth:`opendata_buffer.stores.base.List.list`."""
         check_limit(limit)
         with self._lock:
             now_ms = self._now_ms()
@@ -120,7 +120,7 @@ class MemoryStore:
         return Listing(objects, now_ms, truncated=len(objects) < len(found))
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        """See :meth:`opendata_buffer.stores.base.Delete.delete_many`."""
         with self._lock:
             for key in keys:
                 self._objects.pop(key, None)

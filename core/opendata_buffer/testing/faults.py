@@ -110,7 +110,7 @@ class FaultyStore:
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
     ) -> Blob | None:
-        """See :meth:`opendata_buffer.stores.Get.get`."""
+        """See :meth:`opendata_buffer.stores.base.Get.get`."""
         self._begin("get", self.plan.get_ms)
         if self._rolls("get_errors"):
             raise TransientStorageError(f"cannot read {key!r}: injected 503 SlowDown")
@@ -122,7 +122,7 @@ class FaultyStore:
 
     @checked
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """See :meth:`opendata_buffer.stores.Put.put`."""
+        """See :meth:`opendata_buffer.stores.base.Put.put`."""
         self._begin("put", self.plan.put_ms)
         fails = self._rolls("put_errors")
         if not fails or self._coin():
@@ -133,7 +133,7 @@ class FaultyStore:
 
     @checked
     def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
-        """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.put_if`."""
         self._begin("put_if", self.plan.cas_ms)
         if self._rolls("cas_lost_before"):
             self._end(self.plan.cas_ms)
@@ -150,7 +150,7 @@ class FaultyStore:
 
     @checked
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
-        """See :meth:`opendata_buffer.stores.List.list`."""
+        """See :meth:`opendata_buffer.stores.base.List.list`."""
         self._begin("list", self.plan.list_ms)
         if self._rolls("list_errors"):
             raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
@@ -160,7 +160,7 @@ class FaultyStore:
 
     @checked
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        """See :meth:`opendata_buffer.stores.base.Delete.delete_many`."""
         self._begin("delete_many", self.plan.delete_ms)
         failed: dict[str, DeleteFailure] = {}
         sent: list[str] = []
