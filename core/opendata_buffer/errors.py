@@ -40,7 +40,7 @@ names are also attributes.
 from __future__ import annotations
 
 import copyreg
-from typing import Any
+from typing import Any, Self
 
 
 class OpenDataBufferError(Exception):
@@ -256,7 +256,25 @@ class Superseded(OwnershipLost):
 
 
 class CorruptData(DataError):
-    """Bytes on storage break the v1 format."""
+    """Bytes on storage break the v1 format, or exceed a limit.
+
+    Attributes:
+        limit: The limit in bytes, if the data exceeds one. None if the data is damaged.
+    """
+
+    limit: int | None = None
+
+    @classmethod
+    def too_large(cls, problem: str, limit: int) -> Self:
+        """Return the error for data that exceeds a limit.
+
+        Args:
+            problem: What is too large.
+            limit: The limit in bytes.
+        """
+        error = cls(problem)
+        error.limit = limit
+        return error
 
 
 class CorruptManifest(CorruptData):

@@ -41,7 +41,7 @@ from opendata_buffer.queue.ownership import misplaced
 from opendata_buffer.queue.reader_positions import read_positions
 from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store, WrongChecksum, exists, read_bytes
+from opendata_buffer.stores.base import Store, exists, read_bytes
 
 _INDEX_NAME = "index of the log"
 
@@ -349,27 +349,22 @@ def _check_batch(
         The number of records, their bytes, and the bytes of the object; or the problem. A problem
         is returned and not raised, because :func:`.fetch_many` ends at the first error.
     """
-    # The size shows below whether the object was read at all.
-    stored: int | None = None
     try:
         raw = handle.fetch_pooled(descriptor)
-        stored = raw.nbytes
         values = handle.decode_arrow(raw).values
-        return len(values), pc.sum(pc.binary_length(values)).as_py() or 0, stored
+        return len(values), pc.sum(pc.binary_length(values)).as_py() or 0, raw.nbytes
     except errors.PoisonBatch as error:
-        kind = _kind(error, stored)
+        kind = _kind(error)
         return Finding(descriptor.sequence, descriptor.location, error.reason, kind)
 
 
-def _kind(error: errors.PoisonBatch, stored: int | None) -> Kind:
+def _kind(error: errors.PoisonBatch) -> Kind:
     if isinstance(error, errors.BatchMissing) or key_fault(error.location):
         return Kind.MISSING
     if isinstance(error, errors.ForeignLocation):
         return Kind.FOREIGN
-    if isinstance(error.__cause__, WrongChecksum):
-        return Kind.UNREADABLE
-    # The reason names the limit that was exceeded. Objects above every limit are never downloaded.
-    if stored is None or "max_batch_bytes" in error.reason:
+    cause = error.__cause__
+    if isinstance(cause, errors.CorruptData) and cause.limit is not None:
         return Kind.TOO_LARGE
     return Kind.UNREADABLE
 

@@ -415,7 +415,9 @@ def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
         CorruptBatch: The block's size is wrong.
     """
     if size > max_bytes:
-        raise CorruptBatch(f"record block has {size} bytes, more than max_batch_bytes {max_bytes}")
+        raise CorruptBatch.too_large(
+            f"record block has {size} bytes, more than the limit of {max_bytes}", max_bytes
+        )
     # failure F18: a 7-byte object may claim 4 billion records, but each needs a length prefix.
     if footer.record_count * 4 > size:
         raise CorruptBatch(

@@ -88,9 +88,10 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
             declared_total += frame.most
             if declared_total > max_bytes:
                 # failure F21: refuse by the declared sizes, before anything is expanded.
-                raise CorruptBatch(
-                    f"zstd block declares {declared_total} bytes, more than max_batch_bytes "
-                    f"{max_bytes}"
+                raise CorruptBatch.too_large(
+                    f"zstd block declares {declared_total} bytes, more than the limit of "
+                    f"{max_bytes}",
+                    max_bytes,
                 )
         frames.append(frame)
         position += len(frame.data)
@@ -118,9 +119,10 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int, blocks_left: int) -> 
     while not last:
         blocks += 1
         if blocks > blocks_left:
-            raise CorruptBatch(
-                f"zstd frame at byte {at} has more blocks than max_batch_bytes {max_bytes} "
-                f"allows, one per {_LEAST_BLOCK} bytes: no writer makes blocks this small"
+            raise CorruptBatch.too_large(
+                f"zstd frame at byte {at} has more blocks than the limit of {max_bytes} bytes "
+                f"allows, one per {_LEAST_BLOCK} bytes: no writer makes blocks this small",
+                max_bytes,
             )
         if end - position < 3:
             raise CorruptBatch(f"zstd frame at byte {at} is truncated at a block header")
@@ -187,7 +189,9 @@ def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> 
             raise CorruptBatch(f"zstd block is damaged: {error}") from error
         total += written
         if total > max_bytes:
-            raise CorruptBatch(f"zstd block holds more than max_batch_bytes {max_bytes}")
+            raise CorruptBatch.too_large(
+                f"zstd block holds more than the limit of {max_bytes}", max_bytes
+            )
         if frame.declared and written != frame.most:
             raise CorruptBatch(f"zstd frame declares {frame.most} bytes and holds {written}")
     return total

@@ -265,7 +265,8 @@ def cut(byte_range: tuple[int, int] | None, size: int) -> tuple[int, int]:
 def check_size(key: str, size: int, max_bytes: int | None) -> None:
     """Refuse to read more than the caller wants to hold in memory."""
     if max_bytes is not None and size > max_bytes:
-        raise CorruptData(
+        raise CorruptData.too_large(
             f"object {key!r} has {size} bytes to read, more than the limit of {max_bytes}: "
-            "it was not read"
+            "it was not read",
+            max_bytes,
         )

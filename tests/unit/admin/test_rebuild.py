@@ -356,7 +356,19 @@ def test_f21_a_batch_beyond_the_cap_is_found_without_being_expanded() -> None:
     bomb = encode_batch([bytes(10_000_000)], Compression.ZSTD)
     config = tuned(ConsumerConfig, store="memory://fsck", max_batch_bytes=100_000)
     (problem,) = check(queue_of(bomb), config).problems
+    assert problem.kind is Kind.TOO_LARGE
+
+
+def test_an_object_beyond_the_cap_is_too_large_and_not_damaged() -> None:
+    config = tuned(ConsumerConfig, store="memory://fsck", max_batch_bytes=100_000)
+    (problem,) = check(queue_of(bytes(200_000)), config).problems
+    assert problem.kind is Kind.TOO_LARGE
+
+
+def test_a_damaged_batch_whose_bytes_name_the_limit_is_not_too_large() -> None:
+    (problem,) = check(queue_of(b"max_batch_bytes" + b"\xff" * 7)).problems
     assert "max_batch_bytes" in problem.problem
+    assert problem.kind is Kind.UNREADABLE
 
 
 def test_f23_a_location_outside_the_prefix_is_found_and_never_fetched() -> None:

@@ -211,7 +211,7 @@ def test_f20_bytes_behind_the_last_counted_record_are_refused(count: int) -> Non
 
 def test_f21_an_uncompressed_block_beyond_the_cap_is_refused() -> None:
     assert decode_batch(THREE, len(BLOCK)) == RECORDS
-    refuse(THREE, "19 bytes, more than max_batch_bytes 18", len(BLOCK) - 1)
+    refuse(THREE, "19 bytes, more than the limit of 18", len(BLOCK) - 1)
 
 
 @pytest.mark.parametrize("compression", list(Compression))
