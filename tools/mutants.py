@@ -45,8 +45,8 @@ MODULES = {
     "messages": ("tests/unit/test_messages.py", "tests/golden"),
     "consumer/isolation": (
         "tests/unit/consumer/test_isolation.py",
-        "tests/unit/consumer/test_repeats.py",
-        "tests/unit/consumer/test_table.py",
+        "tests/unit/consumer/test_isolation_repeats.py",
+        "tests/unit/consumer/test_batches.py",
     ),
     "gc": (
         "tests/unit/gc",
@@ -55,7 +55,7 @@ MODULES = {
         "tests/unit/queue/test_reader_admin.py",
         "tests/unit/queue/test_reader_positions.py",
         "tests/unit/queue/test_reader_queue.py",
-        "tests/unit/queue/test_retention.py",
+        "tests/unit/queue/test_log_retention.py",
     ),
     "queue/log": (
         "tests/unit/queue/test_log.py",
@@ -64,7 +64,7 @@ MODULES = {
         "tests/unit/queue/test_reader_admin.py",
         "tests/unit/queue/test_reader_positions.py",
         "tests/unit/queue/test_reader_queue.py",
-        "tests/unit/queue/test_retention.py",
+        "tests/unit/queue/test_log_retention.py",
     ),
 }
 """The modules to mutate, and the tests that must notice their mutants. The tests run once for every

@@ -1,4 +1,4 @@
-"""Imports point one way, and nowhere in a circle."""
+"""Imports point one way without a cycle, and test files are named after modules."""
 
 from __future__ import annotations
 
@@ -190,3 +190,48 @@ def test_one_place_does_compare_and_swap(module: str) -> None:
     allowed = ("opendata_buffer.queue.cas", "opendata_buffer.stores", "opendata_buffer.testing")
     if not module.startswith(allowed):
         assert ".put_if(" not in text_of(module), f"{module}: use queue/cas.py"
+
+
+UNIT_TESTS = ROOT / "tests" / "unit"
+ABOUT_THE_REPOSITORY = {
+    "test_exports.py": "checks the public names of the root package",
+    "test_failures.py": "checks core/failures.md",
+    "test_layers.py": "checks the imports of all modules",
+    "test_packaging.py": "checks pyproject.toml and what it builds",
+    "test_references.py": "checks the docstrings of all modules",
+    "test_site.py": "checks docs/hooks.py and the site that it helps to build",
+}
+"""Test files that are not about one module or package, with the thing that each one is about."""
+
+
+def subjects_of(folder: Path) -> set[str]:
+    """Return the modules and packages that tests in one folder of ``tests/unit`` may be about.
+
+    A folder is named after a package, or after a module that has several test files.
+    """
+    if folder == UNIT_TESTS:
+        parents = [CORE, ROOT, ROOT / "tools"]
+        return {path.stem for parent in parents for path in parent.iterdir()}
+    below = folder.relative_to(UNIT_TESTS)
+    parent = ROOT if below.parts[0] in (SOURCE.name, SINK.name) else CORE
+    if (parent / below).with_suffix(".py").is_file():
+        return set()
+    return {path.stem for path in (parent / below).iterdir()}
+
+
+@pytest.mark.parametrize("path", sorted(UNIT_TESTS.rglob("test_*.py")), ids=lambda path: path.name)
+def test_a_file_of_tests_is_named_after_its_module(path: Path) -> None:
+    """``test_isolation.py`` and ``test_isolation_repeats.py`` test ``isolation.py``."""
+    if path.name in ABOUT_THE_REPOSITORY:
+        assert path.parent == UNIT_TESTS
+        return
+    subjects = subjects_of(path.parent)
+    name = path.stem.removeprefix("test_")
+    starts = {name, *(name[:index] for index, letter in enumerate(name) if letter == "_")}
+    assert not subjects or starts & subjects, f"{path.parent.name} has no module {name}"
+
+
+def test_every_exception_to_the_names_of_test_files_is_needed() -> None:
+    assert {path.name for path in UNIT_TESTS.glob("test_*.py")} >= ABOUT_THE_REPOSITORY.keys()
+    names = {name.removeprefix("test_").removesuffix(".py") for name in ABOUT_THE_REPOSITORY}
+    assert not names & subjects_of(UNIT_TESTS)

@@ -17,7 +17,7 @@ from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, encode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.buffer_source.world import World, batches_of, committed_before, report_of
+from tests.unit.buffer_source.source_queue import World, batches_of, committed_before, report_of
 
 
 @pytest.fixture

@@ -11,7 +11,13 @@ from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import DRAIN_S
-from tests.unit.buffer_source.world import TopicWorld, World, committed_before, report_of, values_of
+from tests.unit.buffer_source.source_queue import (
+    TopicWorld,
+    World,
+    committed_before,
+    report_of,
+    values_of,
+)
 
 P0, P1, P2 = "p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"
 

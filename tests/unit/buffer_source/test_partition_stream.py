@@ -13,7 +13,7 @@ from buffer_source.queue_session import EVERYTHING
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.buffer_source.world import TopicWorld
+from tests.unit.buffer_source.source_queue import TopicWorld
 
 P = "p-00000-04pn"
 A, B = b"writerA", b"writerB"

@@ -30,7 +30,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.buffer_source.world import WatchedStore
+from tests.unit.buffer_source.source_queue import WatchedStore
 
 
 class Batches:

@@ -11,7 +11,7 @@ from buffer_source.partitions import PartitionOffset
 from buffer_source.queue_session import EVERYTHING, QueueSession, open_session
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.buffer_source.world import World
+from tests.unit.buffer_source.source_queue import World
 
 
 def once(call: Any, *args: Any, **kwargs: Any) -> Any:

@@ -18,8 +18,8 @@ from buffer_source.schema import check_not_inferred, check_schema, infer_schema
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.values import ValueOptions
+from tests.unit.buffer_source.source_queue import TopicWorld, World
 from tests.unit.buffer_source.structs import struct
-from tests.unit.buffer_source.world import TopicWorld, World
 
 
 def check(schema: StructType, **options: str) -> None:

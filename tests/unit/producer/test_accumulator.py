@@ -17,7 +17,7 @@ from opendata_buffer.producer.batching import (
 )
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.producer.world import config
+from tests.unit.producer.in_memory import config
 
 DENIED = PermanentStorageError("denied")
 RECORD = b"\x01\0\0\0a"

@@ -33,7 +33,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.interrupts import each_step
-from tests.unit.producer.world import WAIT_S, batches, config, entries, held_config
+from tests.unit.producer.in_memory import WAIT_S, batches, config, entries, held_config
 
 # Append buffers.
 

@@ -23,7 +23,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
 from tests.unit.broker.local import eventually
-from tests.unit.producer.world import WAIT_S, entries
+from tests.unit.producer.in_memory import WAIT_S, entries
 
 CONFIG = QueueConfig(store="memory://unused")
 

@@ -14,7 +14,7 @@ from opendata_buffer.producer.batching import (
 from opendata_buffer.producer.ordered_uploads import OrderedUploads
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.producer.world import config
+from tests.unit.producer.in_memory import config
 
 DENIED = PermanentStorageError("denied")
 COMPLETION = Completion(ManualRuntime())

@@ -31,7 +31,7 @@ from opendata_buffer.runtime import SystemRuntime, Task, in_parallel
 from opendata_buffer.stores.base import Blob, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_config, records
+from tests.unit.producer.in_memory import WAIT_S, bytes_of, config, entries, held_config, records
 
 
 class Gate(MemoryStore):

@@ -31,7 +31,7 @@ from opendata_buffer.stores.base import Blob, PutOutcome, Store
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import eventually
 from tests.unit.interrupts import each_step
-from tests.unit.producer.world import WAIT_S, bytes_of, config, held_config, records
+from tests.unit.producer.in_memory import WAIT_S, bytes_of, config, held_config, records
 
 
 def within(seconds: float, call: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ from opendata_buffer.producer.group_commit import GroupCommitter
 from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.runtime import SystemRuntime, in_parallel
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.producer.world import WAIT_S
+from tests.unit.producer.in_memory import WAIT_S
 
 CONFIG = QueueConfig(store="memory://unused")
 

@@ -13,7 +13,7 @@ from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.producer.world import Scripted, bytes_of, config
+from tests.unit.producer.in_memory import Scripted, bytes_of, config
 
 RECORD = b"\x01\0\0\0a"
 TAG = "TAG0V2"

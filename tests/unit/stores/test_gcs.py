@@ -1,4 +1,4 @@
-"""What only GCS does when responses are lost or unusual; the rest: test_cloud_responses."""
+"""What only GCS does when responses are lost or unusual; the rest: test_http_responses."""
 
 from __future__ import annotations
 

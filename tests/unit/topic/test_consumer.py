@@ -26,7 +26,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import MAX_PREFETCH, PartitionConsumer, round_robin
 from opendata_buffer.topic.topic import Topic
-from tests.unit.topic.world import NAMES, URL, Faulty, append, consuming, manifest_of
+from tests.unit.topic.in_memory import NAMES, URL, Faulty, append, consuming, manifest_of
 
 
 class World:

@@ -18,7 +18,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.producer import STICKY_BYTES, ProducerPool
-from tests.unit.topic.world import NAMES, WAIT_S, Faulty, producing, records, topic_in
+from tests.unit.topic.in_memory import NAMES, WAIT_S, Faulty, producing, records, topic_in
 
 ENTRIES = [b"%d" % number for number in range(500)]
 KEYS = [b"key %d" % (number % 23) for number in range(500)]

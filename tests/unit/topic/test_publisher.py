@@ -27,8 +27,8 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import AckIntents, PublisherTransaction, TransactionBlock
 from opendata_buffer.topic.topic import Topic
-from tests.unit.topic import world
-from tests.unit.topic.world import (
+from tests.unit.topic.in_memory import NAMES as FIVE_NAMES
+from tests.unit.topic.in_memory import (
     URL,
     WAIT_S,
     Faulty,
@@ -39,7 +39,7 @@ from tests.unit.topic.world import (
     topic_in,
 )
 
-NAMES = world.NAMES[:3]
+NAMES = FIVE_NAMES[:3]
 ENTRIES = [b"%d" % number for number in range(60)]
 KEYS = [b"key %d" % number for number in range(60)]
 

@@ -32,7 +32,7 @@ from tests.unit.scripted import (
     before,
     not_applied_answer_lost,
 )
-from tests.unit.topic.world import NAMES, URL, WAIT_S, Faulty, topic_in
+from tests.unit.topic.in_memory import NAMES, URL, WAIT_S, Faulty, topic_in
 
 CONFIG = QueueConfig(store="memory://unused")
 NAME = NAMES[1]

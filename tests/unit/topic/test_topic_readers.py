@@ -19,8 +19,8 @@ from opendata_buffer.queue.reader_admin import unregister
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.topic import Topic
 from tests.support.logs import DAY_MS
-from tests.unit.topic.test_readers import LogTopic, drained, small_segments
-from tests.unit.topic.world import NAMES, URL
+from tests.unit.topic.in_memory import NAMES, URL
+from tests.unit.topic.test_consumer_readers import LogTopic, drained, small_segments
 
 __all__ = ["small_segments"]
 

@@ -19,7 +19,7 @@ from opendata_buffer.transactions import (
     undecided_markers,
 )
 from tests.support.tuned import tuned
-from tests.unit.producer.world import Scripted
+from tests.unit.producer.in_memory import Scripted
 from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
 
 PREFIX = "p-00000"

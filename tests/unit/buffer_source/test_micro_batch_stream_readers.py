@@ -24,8 +24,8 @@ from opendata_buffer.queue.reader_admin import reset_reader
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from tests.support.logs import become_log
-from tests.unit.buffer_source.log_world import CONFIG, LogWorld
-from tests.unit.buffer_source.world import (
+from tests.unit.buffer_source.source_log import CONFIG, LogWorld
+from tests.unit.buffer_source.source_queue import (
     TopicWorld,
     batches_of,
     committed_before,

@@ -23,7 +23,7 @@ from opendata_buffer.topic.consumer import REFRESH_S
 from opendata_buffer.topic.description import DRAIN_S
 from opendata_buffer.topic.topic import Topic
 from tests.support.logs import DAY_MS, become_log
-from tests.unit.topic.world import NAMES, URL, Faulty, consuming, manifest_of
+from tests.unit.topic.in_memory import NAMES, URL, Faulty, consuming, manifest_of
 
 RETENTION_MS: int = 3_600_000
 

@@ -13,7 +13,7 @@ from opendata_buffer.queue.log import Log, LogIndex, LogView
 from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.logs import become_log, open_view
-from tests.unit.buffer_source.world import World
+from tests.unit.buffer_source.source_queue import World
 
 CONFIG = QueueConfig(store="/world")
 

@@ -15,7 +15,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.buffer_sink.queue_world import CONFIG, World
+from tests.unit.buffer_sink.target_queue import CONFIG, World
 
 
 class Killed(Exception):

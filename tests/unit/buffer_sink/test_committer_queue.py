@@ -40,7 +40,7 @@ from opendata_buffer.stores.base import Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions import CommitRecord
-from tests.unit.buffer_sink.queue_world import CONFIG, PREFIX, RECORD, World
+from tests.unit.buffer_sink.target_queue import CONFIG, PREFIX, RECORD, World
 from tests.unit.scripted import (
     ScriptedStore,
     applied,

@@ -12,7 +12,7 @@ import pytest
 
 from opendata_buffer.cli.main import cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOLE = "\0"
 COMMAND = re.compile(r"'opendata-buffer ([^']*)'")
 PLACEHOLDER = re.compile(r"\b(STORE|NAME|SEQUENCE|TIME|DURATION|N|ID)\b")

@@ -16,8 +16,8 @@ from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from tests.support.exporter import DATA, MANIFEST, export, there
+from tests.unit.buffer_source.source_queue import World
 from tests.unit.buffer_source.test_micro_batch_stream import batch
-from tests.unit.buffer_source.world import World
 
 CREATE = {"createIfMissing": "true"}
 

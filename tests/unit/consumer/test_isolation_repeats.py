@@ -22,10 +22,10 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
-from tests.unit.buffer_source.world import World, batches_of, committed_before, report_of
+from tests.unit.buffer_source.source_queue import World, batches_of, committed_before, report_of
 from tests.unit.consumer.local import LocalQueue
 from tests.unit.topic import test_consumer as topics
-from tests.unit.topic.world import NAMES, consuming
+from tests.unit.topic.in_memory import NAMES, consuming
 
 NOTE = "ingest/_acknowledged.json"
 

@@ -18,7 +18,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import PartitionConsumer
 from opendata_buffer.topic.topic import Topic
-from tests.unit.topic.world import append, consuming, manifest_of
+from tests.unit.topic.in_memory import append, consuming, manifest_of
 
 PREFIX = "p-00000"
 RUNTIME = ManualRuntime()
