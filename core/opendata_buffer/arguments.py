@@ -49,7 +49,7 @@ _NAMES: dict[Any, str] = {
 
 
 def wrong_type(name: str, value: object, use: str, *, secret: bool = False) -> InvalidInput:
-    """Return the error for an argument that has the wrong type.
+    """Make the error for an argument that has the wrong type.
 
     Args:
         name: The argument's name.
@@ -57,6 +57,9 @@ def wrong_type(name: str, value: object, use: str, *, secret: bool = False) -> I
             quotes. Other values might be credentials or data.
         use: The values that are accepted.
         secret: Never show the value.
+
+    Returns:
+        The error, to be raised by the caller.
     """
     return InvalidInput(f"{name} is {_shown(value, secret)}: use {use}")
 
@@ -80,6 +83,13 @@ def _shown(value: object, secret: bool) -> str:
 def take_bytes(name: str, value: object) -> bytes:
     """Return a copy of a bytes-like value.
 
+    Args:
+        name: Name of the argument, for the error.
+        value: The argument.
+
+    Returns:
+        The bytes. A ``bytes`` object is not copied.
+
     Raises:
         InvalidInput: The value is not ``bytes``, ``bytearray`` or ``memoryview``. Other values may
             have no bytes, or may convert to bytes that the caller did not mean (failure F48).
@@ -99,11 +109,17 @@ def how_to_get_bytes(value: object) -> str:
 
 
 def checked(function: _F) -> _F:
-    """Check the arguments of each call against the function's annotations.
+    """Make a function check its arguments against its annotations.
+
+    Args:
+        function: A function, also an asynchronous one.
+
+    Returns:
+        A function that checks its arguments and then calls ``function``.
 
     Raises:
-        InvalidInput: An argument has another type. A wrong number of arguments or an unknown name
-            raises Python's own ``TypeError``.
+        InvalidInput: By a call of the result, if an argument has another type. A wrong number of
+            arguments or an unknown name raises Python's own ``TypeError``.
     """
     code: Any = getattr(function, "__wrapped__", function).__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -136,6 +152,10 @@ def checked(function: _F) -> _F:
 
 def check_fields(instance: Any, but: Iterable[str] = ()) -> None:
     """Check the fields of a dataclass against their annotations, except those named in ``but``.
+
+    Args:
+        instance: The dataclass instance.
+        but: Names of fields that have checks of their own.
 
     Raises:
         InvalidInput: A field has another type.

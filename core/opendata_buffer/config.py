@@ -176,6 +176,9 @@ def _check_numbers(config: Any) -> None:
 def check_reader_name(name: str) -> None:
     """Refuse a reader name that cannot be part of a key.
 
+    Args:
+        name: The name of a reader.
+
     Raises:
         InvalidInput: The name does not consist of 1 to 100 letters, digits, dots, underscores and
             hyphens, or does not begin with a letter or a digit.
@@ -305,6 +308,9 @@ class StoreOptions:
     def check_s3_only(self, scheme: str) -> None:
         """Refuse options that only S3 supports, for a store of another cloud.
 
+        Args:
+            scheme: The scheme of the store's URL.
+
         Raises:
             InvalidInput: Such an option is set.
         """
@@ -376,11 +382,14 @@ class QueueConfig:
     @classmethod
     @checked
     def of(cls, given: Self | str | PathLike[str], settings: dict[str, Any]) -> Self:
-        """Return the configuration for the arguments of a constructor.
+        """Make the configuration from the arguments of a constructor.
 
         Args:
             given: A configuration, a URL or a path.
             settings: Fields of the configuration, by name.
+
+        Returns:
+            The configuration.
 
         Raises:
             InvalidInput: ``given`` has another type, or a setting cannot be used.
@@ -410,11 +419,14 @@ class QueueConfig:
 
     @checked
     def retries(self, runtime: Runtime, **changes: Any) -> Retries:
-        """Return the policy of the queue's calls: repeat transient errors until the timeout.
+        """Make the policy of the queue's calls: repeat transient errors until the timeout.
 
         Args:
             runtime: Clock and sleep.
             **changes: Other fields of the policy.
+
+        Returns:
+            The policy, to be called with a function.
         """
         fields: dict[str, Any] = {
             "base_ms": self.backoff_base_ms,

@@ -61,7 +61,13 @@ class Splitter(ABC):
 
     @checked
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the records that ``chunk`` completes.
+        """Take the next piece of the stream.
+
+        Args:
+            chunk: The piece, of any size.
+
+        Returns:
+            The records that it completes.
 
         Raises:
             InvalidInput: A record is broken or too large.
@@ -70,7 +76,10 @@ class Splitter(ABC):
         return self._split(chunk)
 
     def finish(self) -> list[bytes]:
-        """Return the records that the end of the stream completes.
+        """End the stream.
+
+        Returns:
+            The records that the end completes.
 
         Raises:
             InvalidInput: The stream ends in the middle of a record.
@@ -322,7 +331,14 @@ class Framing:
 
     @checked
     def framed(self, records: pa.BinaryArray, sequence: int) -> bytes | memoryview:
-        """Return the bytes of a batch's records.
+        """Frame the records of a batch, and check that a reader would get them back.
+
+        Args:
+            records: The records of the batch.
+            sequence: Sequence of the batch, for the error.
+
+        Returns:
+            The bytes of the stream.
 
         Raises:
             InvalidInput: A record would not be read back unchanged, because it is empty or is not

@@ -181,14 +181,17 @@ class Queued:
 def plan(
     queued: Queued, page: Listing, *, own_ms: int, data_path_prefix: str, grace_ms: int
 ) -> GcPlan:
-    """Return which objects of a page to delete (OpenData RFC 0001, Garbage Collection).
+    """Decide which objects of a page to delete (OpenData RFC 0001, Garbage Collection).
 
     Args:
-        queued: From a manifest that was read *after* the page was listed.
+        queued: The entries of a manifest that was read *after* the page was listed.
         page: The listing.
-        own_ms: The collector's clock before the listing.
+        own_ms: The collector's clock before the listing, in milliseconds since the Unix epoch.
         data_path_prefix: The queue's data prefix.
-        grace_ms: The queue's grace period.
+        grace_ms: The queue's grace period in milliseconds.
+
+    Returns:
+        The objects to delete, and counts of the others.
     """
     newest_ms = min(page.now_ms, own_ms) - grace_ms
     referenced = waiting = ignored = 0

@@ -71,12 +71,15 @@ class MessageId:
 
 
 def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
-    """Return the v1 UUID of a message.
+    """Build the v1 UUID of a message.
 
     Args:
         producer: 6 bytes.
         clock: 0 to 2^64 - 1.
         flags: 0 to 1023.
+
+    Returns:
+        The UUID, which becomes part of the name of the message's batch.
 
     Raises:
         InvalidInput: An argument has the wrong length or is out of range.
@@ -103,6 +106,12 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
 def parse_uuid(value: uuid.UUID) -> MessageId:
     """Return the producer, clock, and flags in the UUID of a message.
 
+    Args:
+        value: A UUID from the name of a message's batch.
+
+    Returns:
+        The three parts.
+
     Raises:
         InvalidInput: The UUID is not of version 1.
     """
@@ -119,10 +128,13 @@ def parse_uuid(value: uuid.UUID) -> MessageId:
 
 
 def new_producer_id(entropy: Callable[[int], bytes]) -> bytes:
-    """Return a random producer id, whose multicast bit is set as in no network card's address.
+    """Draw a random producer id.
 
     Args:
         entropy: Returns as many random bytes as it is asked for.
+
+    Returns:
+        6 bytes. Their multicast bit is set, which no network card's address has.
     """
     drawn = entropy(PRODUCER_BYTES)
     return bytes([drawn[0] | 1]) + drawn[1:]
@@ -254,6 +266,12 @@ class Sequencer:
 
     def queue_uncommitted(self, message: Message) -> Outcome:
         """Take the next message of the log.
+
+        Args:
+            message: The message. It comes after all earlier ones in the log.
+
+        Returns:
+            What the message means for its producer's open transaction.
 
         Raises:
             InvalidInput: Committed messages are waiting to be dequeued.

@@ -218,9 +218,15 @@ def in_options() -> Iterator[None]:
 
 
 def storage_settings(reader: OptionReader) -> QueueConfig:
-    """Return where the queue is, from the options in :data:`STORAGE_OPTIONS`.
+    """Read where the queue is, from the options in :data:`STORAGE_OPTIONS`.
 
     A path is made absolute here, because a Spark executor has another working directory.
+
+    Args:
+        reader: The options of a query.
+
+    Returns:
+        The settings of the queue.
 
     Raises:
         InvalidInput: There is no store, no other process can reach it, or a prefix or key cannot be

@@ -132,7 +132,7 @@ def list_quarantine(
     names: Sequence[str] | None = None,
     unreadable: Callable[[CorruptData], None] | None = None,
 ) -> list[QuarantineReport]:
-    """Return the reports below a data prefix, by sequence.
+    """Read the reports below a data prefix.
 
     Args:
         store: The queue's store.
@@ -140,6 +140,12 @@ def list_quarantine(
         runtime: Threads.
         names: Only these ids, if they exist. Default: all.
         unreadable: Called with the error of each report that cannot be read. Default: raise it.
+
+    Returns:
+        The reports, by sequence.
+
+    Raises:
+        CorruptData: A report cannot be read, and ``unreadable`` was not given.
     """
     if names is None:
         names = quarantined_names(store, data_path_prefix)

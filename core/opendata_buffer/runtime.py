@@ -27,11 +27,14 @@ log = logging.getLogger(__name__)
 
 
 def ulid_of(timestamp_ms: int, randomness: bytes) -> str:
-    """Return the ULID of a time and 10 random bytes.
+    """Make the ULID of a time and 10 random bytes.
 
     Args:
         timestamp_ms: Milliseconds since the Unix epoch, 0 to 2^48 - 1.
         randomness: Exactly 10 bytes.
+
+    Returns:
+        26 characters.
 
     Raises:
         OverflowError: The time does not fit.
@@ -81,9 +84,15 @@ def locked(
     :class:`.Consumer`, :class:`.Publisher`, :class:`.Broker`, and :class:`.Discovery`. The code
     they call has at most one lock of its own and calls nothing back.
 
+    Args:
+        method: A method of an object that has a ``_condition``.
+
+    Returns:
+        The method with the lock.
+
     Raises:
-        RuntimeError: The thread already holds the lock, because a signal handler interrupted it in
-            the middle of a change and called the same object.
+        RuntimeError: By a call of the result, if the thread already holds the lock, because a
+            signal handler interrupted it in the middle of a change and called the same object.
     """
 
     @wraps(method)
@@ -433,6 +442,11 @@ class Retries:
         **kwargs: Parameters.kwargs,
     ) -> Result:
         """Call the function until it returns, raises an error that is not retried, or time is up.
+
+        Args:
+            call: The function.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
 
         Returns:
             The function's result.

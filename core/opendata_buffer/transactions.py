@@ -153,6 +153,9 @@ class MarkerWriter:
 
         May be repeated at any time and from any process.
 
+        Args:
+            markers: The transactions to end in each partition.
+
         Returns:
             How many transactions this call ended, counted per partition.
 
@@ -266,7 +269,13 @@ class CommitRecord:
 
     @classmethod
     def from_json(cls, raw: bytes) -> CommitRecord:
-        """Read the object's bytes.
+        """Parse the bytes of the record's object.
+
+        Args:
+            raw: The bytes.
+
+        Returns:
+            The record. Unknown fields are kept.
 
         Raises:
             CorruptData: They are not a record of this version.
@@ -303,9 +312,17 @@ def record_object(
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
-    """Return the record of an app with the query that is about to write.
+    """Enter the query that is about to write into the record of an app.
 
     An app id that equals the query's own id needs no check, because no other query can use it.
+
+    Args:
+        record: The app's record as it was read; None if there is none.
+        app: The app id.
+        query: The id of the query; None for a writer that is not a query.
+
+    Returns:
+        The record to write; None if there is still none to write.
 
     Raises:
         InvalidInput: The app id belongs to another query.
@@ -468,7 +485,12 @@ class TransactionCoordinator:
     After any error, the next :meth:`begin` is that of a new run, which reads everything again.
 
     Args:
-        store, config, queue_of, runtime, ahead_ms: As for :class:`MarkerWriter`.
+        store: The opened store of the queues.
+        config: Settings of the queues, without a prefix and a manifest.
+        queue_of: Returns the queue of a partition.
+        runtime: Clock and threads.
+        ahead_ms: How far the names of the markers' batches are ahead, in milliseconds; see
+            :class:`MarkerWriter`.
         folder: Folder of the commit records.
     """
 
@@ -534,6 +556,11 @@ class TransactionCoordinator:
 
         A live run of the app elsewhere is fenced.
 
+        Args:
+            app: The app id.
+            query: The id of the query; None for a writer that is not a query.
+            partitions: The partitions in which the app may have undecided transactions.
+
         Returns:
             How many transactions were ended, counted per partition.
 
@@ -571,6 +598,9 @@ class TransactionCoordinator:
 
     def decide(self, attempt: Attempt) -> bool:
         """Commit an attempt whose pending batches are in all partitions.
+
+        Args:
+            attempt: The attempt that :meth:`begin` returned.
 
         Returns:
             False if another run has committed this batch, or a later one, since :meth:`begin`. The

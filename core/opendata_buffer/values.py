@@ -145,10 +145,13 @@ class Decoder:
         )
 
     def decode(self, values: pa.BinaryArray) -> DecodedColumns:
-        """Return the columns of some records.
+        """Read the columns of some records.
 
         Args:
             values: The records, which may be any bytes: ``pa.binary()`` without nulls.
+
+        Returns:
+            The columns, and the malformed records with the reason for each.
         """
         texts, malformed = _readable(values, self._reader)
         parts = [[pa.nulls(0, each.type) for each in self._fields]]
@@ -203,6 +206,12 @@ class _JsonReader:
     def trimmed(self, record: bytes) -> bytes:
         """Return the record in the form in which it is read with others.
 
+        Args:
+            record: One JSON value, with or without white space around it.
+
+        Returns:
+            The JSON object without white space around it.
+
         Raises:
             ValueError: The record is malformed.
         """
@@ -212,7 +221,13 @@ class _JsonReader:
         return self.placeholder if _EMPTY_OBJECT.fullmatch(text) else text
 
     def read(self, texts: pa.BinaryArray) -> pa.Table:
-        """Return one row for each record.
+        """Parse records that are one JSON object each.
+
+        Args:
+            texts: The records, as :meth:`trimmed` returns them.
+
+        Returns:
+            A table with one row for each record.
 
         Raises:
             ValueError: A record may not be exactly one row.

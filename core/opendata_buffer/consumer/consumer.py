@@ -61,7 +61,6 @@ class Consumer(BatchLoop):
     When a method raises, it has changed nothing, and the call can be repeated. All methods raise
     ``Closed`` after :meth:`close`. Methods that read or write the manifest raise ``Fenced`` when
     another consumer owns the queue, and ``CorruptManifest``, ``QueueReset`` or ``StorageError``.
-    ``store``, ``runtime``, ``queue`` and ``open_pause`` are for tests and this library.
 
     Args:
         config: The queue's URL, or a :class:`.ConsumerConfig`.
@@ -69,10 +68,17 @@ class Consumer(BatchLoop):
             :class:`Position` or its string, :attr:`.Publisher.positions`, or a bare sequence. A
             bare sequence does not show whether the queue was deleted and created again. None starts
             with the oldest queued batch.
+        store: An opened store, for tests and this library. Default: opened from the configuration.
+        runtime: Clock and threads, for tests. Default: those of the system.
         isolation: ``read_committed`` delivers transactions when they are committed, each batch
-            once; ``read_uncommitted`` delivers everything but markers.
-        allow_data_loss: Skip lost entries with a warning, instead of raising ``DataLoss``.
-        program: Name of the reading program, shown by ``opendata-buffer status``.
+            once; ``read_uncommitted`` delivers everything but markers. None (default) ignores
+            transactions.
+        allow_data_loss: Skip lost entries with a warning, instead of raising ``DataLoss``. Default
+            false.
+        queue: An opened queue, for this library. Default: opened from the configuration.
+        program: Name of the reading program, shown by ``opendata-buffer status``. Default
+            ``Python``.
+        open_pause: Opens the pause of the queue's broker, for tests and this library.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -145,6 +151,9 @@ class Consumer(BatchLoop):
 
         Args:
             batch: A delivered batch, or its sequence.
+
+        Returns:
+            The position. Its ``str`` can be saved and passed to a new consumer.
 
         Raises:
             InvalidInput: ``isolation`` is set, and the batch is not waiting for acknowledgement.
@@ -222,6 +231,9 @@ class Consumer(BatchLoop):
         Args:
             max: Maximum number of descriptors to return. 0 reads nothing.
 
+        Returns:
+            The descriptors, by sequence; empty if no entry is waiting.
+
         Raises:
             InvalidInput: ``max`` is negative.
             DataLoss: The queue does not continue at the cursor.
@@ -234,6 +246,12 @@ class Consumer(BatchLoop):
     @checked
     def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch and decode one batch, without moving a cursor.
+
+        Args:
+            descriptor: The batch to fetch.
+
+        Returns:
+            The decoded batch.
 
         Raises:
             PoisonBatch: The batch is missing, unreadable or foreign.

@@ -174,6 +174,12 @@ class Fetch(Generic[Decoded]):
     def __call__(self, descriptor: BatchDescriptor) -> Decoded:
         """Fetch and decode one batch.
 
+        Args:
+            descriptor: The batch to fetch.
+
+        Returns:
+            The decoded batch.
+
         Raises:
             BatchMissing: The object is gone.
             BatchUnreadable: The object does not decode, or is larger than ``max_batch_bytes``.
@@ -235,13 +241,16 @@ class FetchHandle:
         runtime: Runtime | None = None,
         resettable: bool = True,
     ) -> FetchHandle:
-        """Return the handle for a consumer's configuration.
+        """Create a handle for a consumer's configuration.
 
         Args:
             config: The consumer's configuration.
             store: A store to use instead of the one that ``config`` names.
             runtime: Clock of the duration metric.
             resettable: Let errors advise to reset the reader; see :func:`.open_queue`.
+
+        Returns:
+            The handle. Its errors know the queue.
         """
         made = cls(
             config.store if store is None else store,
@@ -275,12 +284,13 @@ class FetchHandle:
 
     @checked
     def within(self, partition: str) -> FetchHandle:
-        """Return a handle with the same store and settings for one partition of a topic.
-
-        Its batches and errors name the partition.
+        """Create a handle with the same store and settings for one partition of a topic.
 
         Args:
             partition: The name of the partition, which is its data prefix.
+
+        Returns:
+            The handle. Its batches and errors name the partition.
         """
         other = self.clone()
         other._prefix = other._partition = partition
@@ -314,6 +324,9 @@ class FetchHandle:
             descriptor: The batch to fetch.
             retrying: The policy of retries, also for the later reads of a large file; None for a
                 single attempt.
+
+        Returns:
+            The stored bytes with the descriptor's fields.
 
         Raises:
             BatchMissing: The object is gone.
@@ -351,6 +364,12 @@ class FetchHandle:
     def decode(self, raw: PooledBatch) -> ConsumedBatch:
         """Decode the result of :meth:`fetch_pooled`.
 
+        Args:
+            raw: The fetched batch.
+
+        Returns:
+            The batch with its records as ``bytes``.
+
         Raises:
             BatchUnreadable: The object does not decode, or is larger than ``max_batch_bytes``.
         """
@@ -378,6 +397,9 @@ class FetchHandle:
             array_bytes: The size of an array, in bytes of records.
             check_first: Decode all of the batch once before the first array is handed out. Without
                 it the arrays may raise ``BatchUnreadable`` after good ones.
+
+        Returns:
+            The number of records, and an iterator that decodes them into Arrow arrays.
 
         Raises:
             BatchUnreadable: The object does not decode, or is larger than ``max_batch_bytes``.
@@ -508,6 +530,13 @@ def fetch_many(
 ) -> Generator[T, None, None]:
     """Fetch ahead, in parallel, and yield the results in the order of the descriptors.
 
+    ::
+
+        fetch = consumer.fetch_handle().fetch
+        for batch in fetch_many(fetch, consumer.next_descriptors(1_000)):
+            write(batch.records())
+        consumer.ack_through(batch.sequence)
+
     The bytes in flight are those of running fetches and of results that were not taken yet. A fetch
     begins while the total, with its own size, is within the limit, and always if nothing is in
     flight. Its own size is the descriptor's or, if that is not known, that of the largest result so
@@ -535,6 +564,9 @@ def fetch_many(
         adaptive: Measurements of earlier calls about the store. Default: for a
             :class:`.FetchHandle` whether its store is known to be near; for another function
             nothing.
+
+    Returns:
+        An iterator of the results. It raises an error of ``fetch`` at its place in the order.
 
     Raises:
         InvalidInput: ``concurrency`` or ``max_in_flight_bytes`` is less than 1.
@@ -758,6 +790,9 @@ class ContiguousRun:
     @checked
     def done(self, sequence: int) -> int | None:
         """Note that a batch is processed.
+
+        Args:
+            sequence: The sequence of the batch.
 
         Returns:
             The last sequence with no pending batch before it; None if that did not move.

@@ -234,7 +234,14 @@ class TransactionFilter:
     @classmethod
     @checked
     def from_dict(cls, state: Any, data_path_prefix: str) -> TransactionFilter:
-        """Return the filter that :meth:`to_dict` described.
+        """Restore the filter that :meth:`to_dict` described.
+
+        Args:
+            state: The result of :meth:`to_dict`, also after a round trip through JSON.
+            data_path_prefix: The queue's data prefix.
+
+        Returns:
+            A filter that continues where the other one was.
 
         Raises:
             InvalidInput: Another program or a later version wrote it.
@@ -323,7 +330,7 @@ class ReadCommitted:
         self._queued: int | None = None  # sequence whose offer failed in the replay
 
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
-        """Return the sequences to deliver now that this entry was seen, in order.
+        """Note the next entry, and return the sequences that can be delivered now.
 
         Offer every entry in order of sequence, or call :meth:`skip` or :meth:`lost` for it. After
         an error of ``replay`` make the same call again to continue.
@@ -333,6 +340,10 @@ class ReadCommitted:
             location: The entry's location.
             replay: Returns all earlier entries of a range again, never from before
                 :meth:`stable_end`.
+
+        Returns:
+            The sequences to deliver, in order. They may be older than the entry, if it commits a
+            transaction.
         """
         if self._isolation == READ_UNCOMMITTED:
             return [] if is_acknowledgement(location, self._prefix) else [sequence]
@@ -388,6 +399,10 @@ class ReadCommitted:
         """Note an entry whose object is gone, instead of :meth:`offer`: its repeat is delivered.
 
         See :meth:`.TransactionFilter.skip`.
+
+        Args:
+            sequence: The entry's sequence.
+            location: The entry's location.
 
         Raises:
             InvalidInput: The entry is an acknowledgement, which needs no object.
@@ -452,7 +467,15 @@ class ReadCommitted:
     def from_dict(
         cls, state: Any, data_path_prefix: str, isolation: str = READ_COMMITTED
     ) -> ReadCommitted:
-        """Return what :meth:`to_dict` or :meth:`.TransactionFilter.to_dict` described.
+        """Restore the state that :meth:`to_dict` or :meth:`.TransactionFilter.to_dict` described.
+
+        Args:
+            state: The result of ``to_dict``, also after a round trip through JSON.
+            data_path_prefix: The queue's data prefix.
+            isolation: ``read_committed`` or ``read_uncommitted``.
+
+        Returns:
+            A state that continues where the other one was.
 
         Raises:
             InvalidInput: Another program or a later version wrote it.
@@ -614,6 +637,9 @@ class Repeats:
         """Note all described entries before a sequence. Call it before they leave the manifest.
 
         If this program may not write the note, it logs a warning with the consequence.
+
+        Args:
+            before: The sequence after the last entry that leaves the manifest.
 
         Raises:
             TransientStorageError: The note may not be stored. Nothing may leave the manifest then.

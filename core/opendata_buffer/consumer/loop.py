@@ -45,8 +45,18 @@ class BatchLoop(Closeable):
 
         After an error the next call tries the same batch again.
 
+        ::
+
+            while (batch := consumer.next_batch(timeout=5.0)) is not None:
+                write(batch.records())
+                batch.ack()
+
         Args:
-            timeout: Seconds to wait for one. 0 asks once; None waits until there is one.
+            timeout: Seconds to wait for a batch. 0 (default) asks once; None waits until there is
+                one.
+
+        Returns:
+            The batch with its records; None if none came in time.
 
         Raises:
             PoisonBatch: The batch is missing, unreadable or foreign. :meth:`.Consumer.skip` it.

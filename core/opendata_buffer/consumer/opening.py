@@ -82,6 +82,9 @@ def take_over(
         program: Name of the reading program.
         open_pause: Makes the queue's broker pause; None if no broker is asked.
 
+    Returns:
+        The queue, its manifest as the claim left it, and the progress to continue from.
+
     Raises:
         InvalidInput: The queue does not exist, or it is a log and no reader is named.
         QueueReset: The position belongs to another queue, or is past the end of this one.
@@ -141,7 +144,7 @@ def open_queue(
     open_pause: OpenPause | None = None,
     resettable: bool = True,
 ) -> Queue | ReaderQueue:
-    """Return the queue for its only consumer; with ``config.reader``, the log for that reader.
+    """Open the queue for its only consumer; with ``config.reader``, the log for that reader.
 
     Args:
         store: The opened store of the queue.
@@ -152,6 +155,9 @@ def open_queue(
         open_pause: Makes the queue's broker pause; None if no broker is asked.
         resettable: Let errors advise to reset the reader. This helps a program that takes its
             position from the log, but not one that keeps its own.
+
+    Returns:
+        The queue or the reader's view of the log. Nothing was written yet.
 
     Raises:
         InvalidInput: The queue is a log, and no reader is named.
@@ -184,6 +190,11 @@ def needs_reader(store: Store, config: QueueConfig) -> InvalidInput:
 
 def check_reader(store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
     """Check that the configuration names a reader exactly if the queue is a log.
+
+    Args:
+        store: The opened store of the queue.
+        config: The consumer's configuration.
+        runtime: Clock and threads.
 
     Raises:
         InvalidInput: The queue is a log and no reader is named, or it is not a log and one is.

@@ -84,6 +84,12 @@ class Position:
     def parse(cls, text: str) -> Position:
         """Parse the result of ``str``. A bare sequence is a position in whatever queue is there.
 
+        Args:
+            text: The result of ``str``, or a sequence in decimal digits.
+
+        Returns:
+            The position.
+
         Raises:
             InvalidInput: The text is not a position.
         """
@@ -109,6 +115,12 @@ class Position:
         """Return a position from any of its forms.
 
         An int is a sequence in whatever queue is there.
+
+        Args:
+            given: A position, its text, or a sequence of at least 0.
+
+        Returns:
+            The position.
 
         Raises:
             InvalidInput: ``given`` is not a position.
@@ -172,11 +184,14 @@ class Cursors:
         return found
 
     def hand_out(self, through: int, repeats: Iterable[int] = ()) -> Cursors:
-        """Return the cursors after ``through`` and all before it were handed out.
+        """Move past entries that were handed out.
 
         Args:
             through: The last sequence that was handed out.
             repeats: Those among them that count as skipped.
+
+        Returns:
+            The cursors after ``through``.
         """
         return replace(
             self,
@@ -328,7 +343,7 @@ class QueueProgress:
     def offer(
         self, sequence: int, location: str, replay: Replay, *, repeats: bool = False
     ) -> list[int]:
-        """Return the sequences to deliver now that this next entry is known, in order.
+        """Note the next entry, and return the sequences that can be delivered now.
 
         Missing entries before it count as lost. Entries before the position are ignored.
 
@@ -337,6 +352,9 @@ class QueueProgress:
             location: The entry's location.
             replay: Returns earlier entries again; see :meth:`.ReadCommitted.offer`.
             repeats: The entry repeats another, and is not delivered.
+
+        Returns:
+            The sequences to deliver, in order.
         """
         if sequence < self.next_offer:
             return []
@@ -354,6 +372,10 @@ class QueueProgress:
 
     def ack(self, sequence: int, replay: Replay) -> None:
         """Acknowledge the first delivered batch that is not processed.
+
+        Args:
+            sequence: Sequence of the batch.
+            replay: Returns earlier entries again; see :meth:`.ReadCommitted.offer`.
 
         Raises:
             InvalidInput: Another batch comes first.
@@ -406,6 +428,14 @@ class QueueProgress:
 
     def position_after(self, sequence: int, queue_id: str, replay: Replay) -> Position:
         """Return where to resume once this batch, and all delivered before it, are processed.
+
+        Args:
+            sequence: Sequence of a delivered batch.
+            queue_id: The queue's id, which becomes part of the position.
+            replay: Returns earlier entries again; see :meth:`.ReadCommitted.offer`.
+
+        Returns:
+            The position.
 
         Raises:
             InvalidInput: The batch was not delivered, or is acknowledged already.

@@ -62,7 +62,10 @@ class ReadOnlyReader:
         self._view: Manifest | LogView | None = None
 
     def find(self) -> Manifest | None:
-        """Return the manifest as it is now; None if the queue was never created.
+        """Read the manifest.
+
+        Returns:
+            The manifest as it is now; None if the queue was never created.
 
         Raises:
             QueueReset: The manifest vanished or went backwards since the last read or, by the owner
@@ -78,11 +81,14 @@ class ReadOnlyReader:
         return manifest
 
     def view(self, needed: int | None = None) -> Manifest | LogView:
-        """Return the queue as it is now; for a log, everything that it keeps.
+        """Read the queue, and for a log its index, too.
 
         Args:
             needed: The first sequence to be read; None for the oldest. The index of a log is read
                 once, after the manifest, and again if this sequence is not in the manifest.
+
+        Returns:
+            The manifest as it is now; for a log, everything that it keeps.
         """
         manifest = self.find() or Manifest.empty()
         index = self._log.last_seen
@@ -93,7 +99,10 @@ class ReadOnlyReader:
         return self._view
 
     def manifest(self) -> Manifest:
-        """Return the manifest as it is now.
+        """Read the manifest of a queue that must exist.
+
+        Returns:
+            The manifest as it is now.
 
         Raises:
             InvalidInput: The queue does not exist.
@@ -104,7 +113,10 @@ class ReadOnlyReader:
         return manifest
 
     def seek(self, sequence: int | None) -> None:
-        """Hand out entries from ``sequence`` on; None starts with the oldest.
+        """Continue at a sequence.
+
+        Args:
+            sequence: The sequence of the next entry to hand out; None to start with the oldest.
 
         Raises:
             QueueReset: The queue ends before ``sequence``.
@@ -143,6 +155,13 @@ class ReadOnlyReader:
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
         """Return exactly the entries [begin, stop), from the manifest as it was last read.
+
+        Args:
+            begin: Sequence of the first entry.
+            stop: The sequence after the last entry.
+
+        Returns:
+            The entries, by sequence.
 
         Raises:
             DataLoss: Some of them were dequeued.

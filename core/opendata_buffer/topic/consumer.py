@@ -90,20 +90,23 @@ class TopicConsumer(BatchLoop):
     consumer reads all partitions, follows added ones, and removes drained ones from the topic. With
     ``config.reader`` it is that reader of each partition, which is a log. Not thread-safe.
 
-    ``store``, ``runtime`` and ``open_pause`` are for tests, and for programs that are parts of this
-    one.
-
     Args:
         config: The topic's URL, or settings of each partition's consumer.
         positions: By partition, the :meth:`position_of` the last batch that was processed, or its
             text; or :attr:`.Publisher.positions`. A partition without a position is read from its
             oldest queued batch.
         partitions: Names or numbers of the only partitions to read, so that several processes can
-            share a topic.
-        isolation: ``read_uncommitted`` also delivers undecided and repeated batches.
-        allow_data_loss: Go on after lost entries, with a warning; otherwise raise ``DataLoss``.
+            share a topic. Default: all partitions.
+        isolation: ``read_committed`` (default), or ``read_uncommitted``, which also delivers
+            undecided and repeated batches.
+        store: An opened store, for tests and this library. Default: opened from the configuration.
+        runtime: Clock and threads, for tests. Default: those of the system.
+        allow_data_loss: Go on after lost entries, with a warning, instead of raising ``DataLoss``.
+            Default false.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
-        program: Name of the program, shown by ``opendata-buffer status``.
+            Default 2.
+        program: Name of the program, shown by ``opendata-buffer status``. Default ``Python``.
+        open_pause: Opens the pause of a queue's broker, for tests and this library.
         **settings: Fields of the configuration, by name.
 
     Raises:

@@ -78,6 +78,12 @@ PRIME = 0x01000193
 def fnv1a(data: bytes) -> int:
     """Return the 32-bit FNV-1a hash of some bytes.
 
+    Args:
+        data: Any bytes.
+
+    Returns:
+        The hash, 0 to 2^32 - 1.
+
     Raises:
         InvalidInput: ``data`` is not bytes.
     """
@@ -95,11 +101,14 @@ def is_topic(store: Get) -> bool:
 
 
 def name_of(number: int, slot: int) -> str:
-    """Return the name of a new partition, with the first letters that fit the slot.
+    """Name a new partition, with the first letters that fit the slot.
 
     Args:
         number: Number of the partition.
         slot: Its slot in the hash tree.
+
+    Returns:
+        The name, such as ``p-00000-04pn``.
     """
     import numpy as np  # The import takes 50 ms, and only making or growing a topic needs it.
 
@@ -134,8 +143,11 @@ def _reversed(bits: int) -> int:
 def number_of(name: str) -> int | None:
     """Return the number in a partition's name, which may be an old name without letters.
 
+    Args:
+        name: Any text.
+
     Returns:
-        None if this is not the name of a partition.
+        The number; None if this is not the name of a partition.
     """
     found = PARTITION_NAME.fullmatch(name)
     return int(found["number"]) if found else None
@@ -201,7 +213,14 @@ class TopicDescription:
     @classmethod
     @checked
     def new(cls, topic_id: str, partitions: int) -> TopicDescription:
-        """Return a new topic with this number of partitions.
+        """Describe a new topic.
+
+        Args:
+            topic_id: The id of the topic, a ULID.
+            partitions: 1 to :data:`MAX_PARTITIONS`.
+
+        Returns:
+            The description, in which all partitions are active.
 
         Raises:
             InvalidInput: The number is out of bounds.
@@ -224,10 +243,13 @@ class TopicDescription:
         return [each.name for each in self.partitions if each.state is State.DRAINING]
 
     def expanded(self, partitions: int) -> TopicDescription:
-        """Return the topic with this total of active partitions; a repeated call adds none.
+        """Add partitions up to a total of active ones; a repeated call adds none.
 
         Args:
             partitions: 1 to :data:`MAX_PARTITIONS`.
+
+        Returns:
+            The changed description.
 
         Raises:
             InvalidInput: The topic has more already, the number is out of bounds, or all numbers of
@@ -268,11 +290,14 @@ class TopicDescription:
 
     @checked
     def drained(self, name: str | int, now_ms: int = 0) -> TopicDescription:
-        """Return the topic with one partition draining; unchanged if the partition has left.
+        """Begin to drain one partition.
 
         Args:
             name: Name or number of the partition.
             now_ms: The time at which it begins to drain, milliseconds since the Unix epoch.
+
+        Returns:
+            The changed description; this one if the partition drains already or has left.
 
         Raises:
             InvalidInput: The topic never had such a partition, or it is the last active one.
@@ -312,25 +337,29 @@ class TopicDescription:
 
     @checked
     def with_readers(self, names: Iterable[str], now_ms: int) -> TopicDescription:
-        """Return the topic with exactly these readers; known readers keep their time.
+        """Replace the readers; known readers keep their time.
 
         Args:
             names: The readers.
             now_ms: The time of new readers, milliseconds since the Unix epoch.
+
+        Returns:
+            The changed description.
         """
         known = self.readers or {}
         return replace(self, readers={name: known.get(name, now_ms) for name in sorted(names)})
 
     @checked
     def with_reader(self, name: str, now_ms: int) -> TopicDescription:
-        """Return the topic with a reader that has just been registered.
-
-        The result differs from this topic even if the reader is known, so that a change that is
-        based on this one fails.
+        """Add a reader that has just been registered.
 
         Args:
             name: The reader.
             now_ms: The current time, milliseconds since the Unix epoch.
+
+        Returns:
+            The changed description. It differs from this one even if the reader is known, so that a
+            concurrent change that is based on this one fails.
         """
         known = self.readers or {}
         times = {**known, name: max(now_ms, known.get(name, 0) + 1)}
@@ -345,17 +374,26 @@ class TopicDescription:
 
     @checked
     def may_leave(self, now_ms: int, after_s: float = DRAIN_S) -> list[str]:
-        """Return the names of the partitions that have been draining for long enough.
+        """Find the partitions that have been draining for long enough.
 
         Args:
             now_ms: The current time, milliseconds since the Unix epoch.
             after_s: Least seconds that a partition drains.
+
+        Returns:
+            Their names.
         """
         draining = (each for each in self.partitions if each.state is State.DRAINING)
         return [each.name for each in draining if each.since_ms <= now_ms - after_s * 1000]
 
     def resolved(self, given: str | int) -> str:
         """Return the name of a partition, from its name or number.
+
+        Args:
+            given: Name or number of the partition.
+
+        Returns:
+            The name.
 
         Raises:
             InvalidInput: The topic has no such partition.
@@ -394,7 +432,13 @@ class TopicDescription:
     @classmethod
     @checked
     def from_json(cls, raw: bytes) -> TopicDescription:
-        """Return the description in an object's bytes.
+        """Parse the bytes of the topic's object.
+
+        Args:
+            raw: The bytes.
+
+        Returns:
+            The description. Unknown fields are kept.
 
         Raises:
             CorruptData: The bytes are not a description of this version, or contradict themselves.

@@ -239,7 +239,7 @@ def _hash_chunk(chunk: pa.LargeBinaryArray) -> npt.NDArray[np.uint32]:
 def split(
     entries: Entries, keys: Keys, partitions: Sequence[str], partitioner: Partitioner
 ) -> dict[str, Entries]:
-    """Return the entries of each partition that gets some, in their order.
+    """Divide entries among partitions, and keep their order.
 
     This takes one sort and one copy. The parts are of the same kind as the entries.
 
@@ -248,6 +248,9 @@ def split(
         keys: One key for each entry.
         partitions: Names of the partitions.
         partitioner: Maps the keys to partitions.
+
+    Returns:
+        The entries of each partition that gets some.
 
     Raises:
         InvalidInput: The numbers of keys and entries differ, or the partitioner did not return one

@@ -63,9 +63,15 @@ class ProducerPool:
 
     @contextmanager
     def using(self, names: Sequence[str]) -> Iterator[dict[str, Producer]]:
-        """Yield the producers of some partitions, and keep them open in the block.
+        """Keep the producers of some partitions open in the block.
 
         Producers that are not open yet are opened.
+
+        Args:
+            names: Names of the partitions.
+
+        Yields:
+            The producers, by partition.
 
         Raises:
             Closed: The pool was closed.
@@ -111,6 +117,9 @@ class ProducerPool:
 
     def close(self, timeout: float | None) -> None:
         """Close all producers at once. May be repeated.
+
+        Args:
+            timeout: Seconds to wait for the outcomes; None waits for all of them.
 
         Raises:
             FlushFailed, TimeoutError: As :meth:`flush`.
@@ -260,13 +269,15 @@ class TopicProducer(Closeable):
     Each partition has its own :class:`Producer`, and its own broker where brokers are used. The
     producer follows added and draining partitions within seconds.
 
-    ``store``, ``runtime``, ``open_committer`` and ``topic`` are for tests, and for programs that
-    are parts of this one.
-
     Args:
         config: The topic's URL, or the settings of each partition's producer. The partitions share
             its ``max_buffered_bytes``.
+        store: An opened store, for tests and this library. Default: opened from the configuration.
+        runtime: Clock and threads, for tests. Default: those of the system.
+        open_committer: Opens the committer of a partition, for tests and this library.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
+            Default 2.
+        topic: The opened topic, for this library. Default: opened from the configuration.
         **settings: Fields of the configuration, by name.
 
     Raises:

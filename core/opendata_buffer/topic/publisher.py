@@ -130,7 +130,13 @@ class AckIntents:
     @classmethod
     @checked
     def from_json(cls, text: str | bytes) -> AckIntents:
-        """Return the intents that :meth:`to_json` wrote.
+        """Parse the intents that :meth:`to_json` wrote.
+
+        Args:
+            text: The result of :meth:`to_json`.
+
+        Returns:
+            The intents, to pass to :meth:`.Publisher.apply`.
 
         Raises:
             InvalidInput: Another program or version wrote the text.
@@ -204,6 +210,9 @@ class PublisherTransaction:
 
     def process(self, batch: DeliveredBatch) -> None:
         """Acknowledge a consumer's batch with the transaction.
+
+        Args:
+            batch: The next batch of its consumer that is not acknowledged.
 
         Raises:
             InvalidInput: Another batch of the consumer is next.
@@ -284,16 +293,17 @@ class Publisher(Closeable):
     Calls of several threads run one after the other. A transaction belongs to the publisher, not to
     a thread.
 
-    ``store``, ``runtime``, ``open_committer`` and ``entropy`` are for tests, and for programs that
-    are parts of this one.
-
     Args:
         topic: The topic, or its URL; or the URL of a queue.
         name: 1 to 190 characters of ``A-Z a-z 0-9 . _ -``. With a name, the publisher keeps the
             intents in a record next to the topic. A new instance of the name completes the
             transaction that the last one committed, rolls back others, and fences an instance that
-            still runs. Without a name, the caller saves the intents.
+            still runs. Without a name (default), the caller saves the intents.
         config: Settings of each partition's producer. The ``store`` of the topic replaces its own.
+        store: An opened store, for tests and this library. Default: opened from the configuration.
+        runtime: Clock and threads, for tests. Default: those of the system.
+        open_committer: Opens the committer of a partition, for tests and this library.
+        entropy: Returns random bytes, for tests. Default: those of the system.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -389,7 +399,11 @@ class Publisher(Closeable):
                     txn.ack(batch)
 
         Args:
-            timeout: Seconds that its batches may take to become durable.
+            timeout: Seconds that its batches may take to become durable. None (default) waits for
+                as long as the producers try.
+
+        Yields:
+            The transaction. Its methods produce to it and acknowledge batches with it.
 
         Raises:
             InvalidInput: The publisher has no name, or a transaction is open.

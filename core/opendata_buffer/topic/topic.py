@@ -90,6 +90,11 @@ class Topic:
     Each partition is an ordinary queue in the same store, with its name as data prefix. Producers
     and consumers follow a change of the partitions within seconds.
 
+    Args:
+        store: The opened store of the topic.
+        settings: Settings of the partitions, without a prefix and a manifest.
+        runtime: Clock and threads.
+
     Attributes:
         store: Where the topic and all its partitions are.
         url: The URL of the topic's store.
@@ -192,6 +197,14 @@ class Topic:
     def of(cls, config: QueueConfig, *, store: Store, runtime: Runtime) -> Topic:
         """Open the topic at a store's root, or else the queue there as a topic of one partition.
 
+        Args:
+            config: Settings of the partitions, or of the queue.
+            store: The opened store.
+            runtime: Clock and threads.
+
+        Returns:
+            The topic.
+
         Raises:
             InvalidInput: The root has neither, or the settings name one partition of a topic.
         """
@@ -217,9 +230,14 @@ class Topic:
     ) -> Topic | None:
         """Open the topic at a store's root if there is one.
 
+        Args:
+            config: Settings of the partitions.
+            store: The opened store.
+            runtime: Clock and threads. Default: those of the system.
+
         Returns:
-            None if the root has no topic, or if this process has no right to read the description.
-            A process that may only use the objects below one prefix has a queue there.
+            The topic. None if the root has no topic, or if this process has no right to read the
+            description. A process that may only use the objects below one prefix has a queue there.
 
         Raises:
             CorruptData, StorageError: As :meth:`open`.
@@ -526,6 +544,9 @@ class Topic:
     def seal(self, partition: str) -> bool:
         """Close a partition if it is empty, so that later appends fail.
 
+        Args:
+            partition: Name of the partition.
+
         Returns:
             False while the partition has entries. A log is not closed while a reader has not
             acknowledged all entries, or while it has entries and no reader.
@@ -557,11 +578,14 @@ class Topic:
     @staticmethod
     @checked
     def config_of(partition: str, config: Config) -> Config:
-        """Return the settings for one partition, made from those for all partitions.
+        """Make the settings for one partition from those for all partitions.
 
         Args:
             partition: Name of the partition.
             config: Settings that name no prefix and no manifest.
+
+        Returns:
+            The settings, with the partition's name as the data prefix.
 
         Raises:
             InvalidInput: The settings name a prefix or a manifest.
