@@ -163,6 +163,12 @@ _TEXT_OR_BYTES = (
 def listed(entries: Any) -> Any:
     """Return the entries of a call as a list, a tuple or an Arrow array.
 
+    Args:
+        entries: The argument of the call.
+
+    Returns:
+        The argument itself if it is a list, a tuple or an Arrow array; otherwise a new list.
+
     Raises:
         InvalidInput: ``entries`` is not a collection of records.
     """
@@ -300,6 +306,9 @@ class ReadBuffer:
     def allocate(self, size: int) -> memoryview:
         """Allocate memory for an object of ``size`` bytes; none if it will be read in parts.
 
+        Args:
+            size: Bytes of the object.
+
         Returns:
             The memory, which is :attr:`data` from now on. ``file`` also has the room around it.
         """
@@ -312,6 +321,13 @@ class ReadBuffer:
     def read_part(self, start: int, memory: memoryview) -> memoryview:
         """Fill ``memory`` with the object's bytes from ``start`` on, and return it.
 
+        Args:
+            start: The first byte to read.
+            memory: The memory to fill. Its size is the number of bytes to read.
+
+        Returns:
+            The memory.
+
         Raises:
             StorageError: As ``read``.
         """
@@ -320,7 +336,10 @@ class ReadBuffer:
         return memory
 
     def whole(self) -> ReadBuffer:
-        """Return a buffer that has all of the object.
+        """Read all of the object if it was only opened.
+
+        Returns:
+            A buffer that has all of the object; this one if nothing was left to read.
 
         Raises:
             StorageError: As ``read``.
@@ -333,7 +352,14 @@ class ReadBuffer:
 
 
 def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.Array:
-    """Return the records of a batch object as one Arrow array of type ``binary``, without nulls.
+    """Decode a batch object into one Arrow array.
+
+    Args:
+        data: The whole object.
+        max_bytes: Largest decompressed record block, in bytes. Default 256 MiB.
+
+    Returns:
+        The records, in order: an array of type ``binary`` without nulls.
 
     Raises:
         CorruptBatch: The object breaks the format, or its decompressed record block exceeds
@@ -359,6 +385,13 @@ def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BY
 
 def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> ArrowBlock:
     """Check a batch object's footer and sizes, and decompress it; its records are split later.
+
+    Args:
+        data: The whole object, or an opened file.
+        max_bytes: Largest decompressed record block, in bytes. Default 256 MiB.
+
+    Returns:
+        The block, which can be split into arrays of any size.
 
     Raises:
         CorruptBatch: The object breaks the format or is too large.
@@ -414,9 +447,15 @@ class ArrowBlock:
     file: pa.Buffer | None = None
 
     def pieces(self, array_bytes: int) -> Iterator[pa.Array]:
-        """Yield all records, in order, in arrays of about ``array_bytes`` bytes.
+        """Decode all records, in order, into arrays of about the same size.
 
         Each array is made when it is asked for, by one thread at a time.
+
+        Args:
+            array_bytes: Size of an array, in bytes.
+
+        Yields:
+            The arrays. A single record may be larger than an array should be.
 
         Raises:
             CorruptBatch: The block does not hold the footer's records. Good arrays may come first.

@@ -151,6 +151,9 @@ def is_ulid(text: str) -> bool:
 def ulid_timestamp_ms(ulid: str) -> int:
     """Return the time that a ULID was made at, by its maker's clock.
 
+    Args:
+        ulid: A ULID of 26 characters.
+
     Returns:
         Milliseconds since the Unix epoch.
 
@@ -171,7 +174,14 @@ def _time_of(ulid: str) -> int:
 
 
 def later_ulid(ulid: str, milliseconds: int) -> str:
-    """Return the ULID of a later time with the same random part.
+    """Move the time of a ULID, and keep its random part.
+
+    Args:
+        ulid: A ULID of 26 characters.
+        milliseconds: How far to move the time.
+
+    Returns:
+        The other ULID.
 
     Raises:
         InvalidInput: ``ulid`` is not a ULID, or the later time does not fit in 48 bits.
@@ -189,7 +199,16 @@ def later_ulid(ulid: str, milliseconds: int) -> str:
 def batch_key(
     prefix: str, ulid: str, txn: Transaction | None = None, message: uuid.UUID | None = None
 ) -> str:
-    """Return a batch's name: ``<prefix>/[app=<app>/batch=<n>/][message=<uuid>/]<ULID>.batch``.
+    """Build a batch's name: ``<prefix>/[app=<app>/batch=<n>/][message=<uuid>/]<ULID>.batch``.
+
+    Args:
+        prefix: The queue's data prefix.
+        ulid: The ULID of the batch.
+        txn: The writer's transaction. Default: none.
+        message: The identity of a message, a version 1 UUID. Default: none.
+
+    Returns:
+        The key of the batch's object.
 
     Raises:
         InvalidInput: ``ulid`` is not a ULID, ``message`` is not a version 1 UUID, or the name of a
@@ -254,10 +273,14 @@ def location_timestamp_ms(location: str) -> int | None:
 
 
 def name_time_ms(location: str) -> int | None:
-    """Return when a batch was named, by its ULID, in milliseconds since the Unix epoch.
+    """Find out when a batch was named, by its ULID.
+
+    Args:
+        location: The batch's location.
 
     Returns:
-        None if the name contains only the start of its producer's run, which may be weeks earlier.
+        Milliseconds since the Unix epoch. None if the name contains only the start of its
+        producer's run, which may be weeks earlier.
     """
     return location_timestamp_ms(location) if location.endswith(".batch") else None
 
@@ -269,7 +292,14 @@ def _location_ulid(location: str) -> str | None:
 
 
 def tagged_ulid(ulid: str, tag: str) -> str:
-    """Return the ULID with a writer's tag as its first random characters; time and 50 bits stay.
+    """Write a writer's tag into a ULID, in place of its first random characters.
+
+    Args:
+        ulid: A ULID of 26 characters.
+        tag: Six characters of a ULID.
+
+    Returns:
+        The other ULID. The time and 50 random bits are the same.
 
     Raises:
         InvalidInput: The tag does not have six characters, or the result is not a ULID.
@@ -352,6 +382,12 @@ def join_records(values: Sequence[BytesLike]) -> bytes:
 def encode_block(records: Iterable[BytesLike]) -> bytes:
     """Length-prefix the records and join them.
 
+    Args:
+        records: The records. Each has at most 2^32 - 1 bytes.
+
+    Returns:
+        The record block.
+
     Raises:
         InvalidInput: A record is not bytes-like, is not contiguous, or exceeds 2^32 - 1 bytes. The
             error names its index.
@@ -377,6 +413,12 @@ def _flat(index: int, record: object) -> BytesLike:
 
 def parse_footer(data: BytesLike) -> BatchFooter:
     """Read and check the last 7 bytes of a batch.
+
+    Args:
+        data: The whole object, or its end.
+
+    Returns:
+        The footer.
 
     Raises:
         CorruptBatch: They are not a footer of version 1.
@@ -411,6 +453,11 @@ def parse_footer(data: BytesLike) -> BatchFooter:
 def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
     """Refuse a block that exceeds the limit or cannot hold the footer's records.
 
+    Args:
+        size: Bytes of the decompressed block.
+        footer: The footer of the batch.
+        max_bytes: Largest decompressed block, in bytes.
+
     Raises:
         CorruptBatch: The block's size is wrong.
     """
@@ -437,6 +484,13 @@ def largest_object(max_bytes: int) -> int:
 
 def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
     """Split a record block into its records.
+
+    Args:
+        block: The decompressed record block.
+        record_count: The number of records in it, by the footer.
+
+    Returns:
+        The records, in order.
 
     Raises:
         CorruptBatch: The block does not hold exactly ``record_count`` records.
@@ -523,6 +577,10 @@ def open_batch(
 ) -> tuple[BatchFooter, bytes | memoryview]:
     """Check a batch object's footer, and decompress its block to at most ``max_bytes``.
 
+    Args:
+        data: The whole object.
+        max_bytes: Largest decompressed record block, in bytes. Default 256 MiB.
+
     Returns:
         The footer and the block. A block that is not compressed is a view of ``data``.
 
@@ -539,7 +597,14 @@ def open_batch(
 
 
 def decode_batch(data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
-    """Return the records of a batch object, in order.
+    """Decode a batch object.
+
+    Args:
+        data: The whole object.
+        max_bytes: Largest decompressed record block, in bytes. Default 256 MiB.
+
+    Returns:
+        The records, in order.
 
     Raises:
         CorruptBatch: The object breaks the format, or its decompressed record block exceeds

@@ -134,6 +134,12 @@ class Footer(NamedTuple):
     def parse(cls, data: bytes) -> Footer:
         """Read the footer of a whole manifest, and compare it with the size of the entries.
 
+        Args:
+            data: The bytes of the manifest.
+
+        Returns:
+            The footer.
+
         Raises:
             CorruptManifest: The bytes do not end with a footer of version 1 that fits them.
         """
@@ -253,7 +259,14 @@ class Manifest:
 
     @classmethod
     def starting_at(cls, next_sequence: int, epoch: int) -> Manifest:
-        """Return an empty manifest of a queue that has reached this sequence and epoch.
+        """Make an empty manifest of a queue that has reached this sequence and epoch.
+
+        Args:
+            next_sequence: Sequence of the next entry, at least 0.
+            epoch: The consumer's epoch, at least 0.
+
+        Returns:
+            The manifest.
 
         Raises:
             InvalidInput: A value is out of range.
@@ -272,6 +285,12 @@ class Manifest:
 
         Later entries are checked when they are read or dropped.
 
+        Args:
+            raw: The whole object.
+
+        Returns:
+            The manifest.
+
         Raises:
             CorruptManifest: The bytes break the format.
         """
@@ -289,7 +308,13 @@ class Manifest:
         return Manifest(self.raw, *self._footer, self._starts, (place, arguments))
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
-        """Return a manifest with more entries; the present ones are copied as bytes, once.
+        """Add entries. The present ones are copied as bytes, once.
+
+        Args:
+            entries: The new entries.
+
+        Returns:
+            The longer manifest.
 
         Raises:
             InvalidInput: A value does not fit its field (failure F34); the error names the entry.
@@ -309,13 +334,16 @@ class Manifest:
         return self._changed(pieces, Footer(count, next_sequence, self.epoch), self._starts)
 
     def drop_through(self, sequence: int) -> Manifest:
-        """Return a manifest without the entries up to and including ``sequence``.
+        """Remove the entries up to and including ``sequence``.
 
         All entry headers are checked first, so that a manifest whose count and bytes disagree is
         never written back (failure F16).
 
+        Args:
+            sequence: Sequence of the last entry to remove.
+
         Returns:
-            This manifest if it has no such entries.
+            The shorter manifest; this one if it has no such entries.
 
         Raises:
             InvalidInput: ``sequence`` is not queued yet (failure F27).
@@ -336,11 +364,14 @@ class Manifest:
         return self._changed([kept], self._footer._replace(entry_count=count))
 
     def part(self, first: int, end: int) -> Manifest:
-        """Return a manifest, with epoch 0, of some entries, all of which are in this one.
+        """Make a manifest, with epoch 0, of some entries, all of which are in this one.
 
         Args:
             first: Sequence of the first entry.
             end: The sequence after the last entry.
+
+        Returns:
+            The manifest.
         """
         bounds = self._bounds()
         body = self.raw[bounds[first - self.first_sequence] : bounds[end - self.first_sequence]]
@@ -348,7 +379,14 @@ class Manifest:
         return Manifest(body + footer.pack(), *footer)
 
     def replace(self, sequence: int, entry: NewEntry) -> Manifest:
-        """Return a manifest with another entry at a sequence; all else is copied as bytes.
+        """Put another entry in place of one. All else is copied as bytes.
+
+        Args:
+            sequence: The sequence of both entries.
+            entry: The new entry.
+
+        Returns:
+            The changed manifest.
 
         Raises:
             InvalidInput: The sequence is not queued.
@@ -367,7 +405,13 @@ class Manifest:
         return self._changed(pieces, self._footer)
 
     def with_epoch(self, epoch: int) -> Manifest:
-        """Return the same entries under another consumer epoch.
+        """Put the same entries under another consumer epoch.
+
+        Args:
+            epoch: The epoch, at least the present one.
+
+        Returns:
+            The changed manifest; this one if it has the epoch already.
 
         Raises:
             CorruptManifest: No higher epoch is possible, because the present one was forged
@@ -394,10 +438,17 @@ class Manifest:
     def entries(
         self, start: int | None = None, limit: int | None = None
     ) -> tuple[BatchDescriptor, ...]:
-        """Return up to ``limit`` entries from sequence ``start`` on, decoded strictly.
+        """Decode entries strictly, from sequence ``start`` on.
 
         A ``start`` that was dropped is not an error. Reading piece by piece scans the headers only
         once.
+
+        Args:
+            start: Sequence of the first entry. Default: the oldest one.
+            limit: Largest number of entries. Default: all of them.
+
+        Returns:
+            The entries, by sequence.
 
         Raises:
             CorruptManifest: An entry, up to the last one read, breaks the format.
@@ -416,10 +467,13 @@ class Manifest:
             raise self._named_error(error) from None
 
     def since(self, time_ms: int) -> int:
-        """Return the first sequence with a record of this time or later, or without a time.
+        """Find the first entry with a record of this time or later, or without a time.
+
+        Args:
+            time_ms: Milliseconds since the Unix epoch.
 
         Returns:
-            The next sequence if there is no such entry.
+            Its sequence; the next sequence if there is no such entry.
         """
         for entry in self.entries():
             if entry.time_ms is None or entry.latest_ms >= time_ms:
@@ -427,12 +481,16 @@ class Manifest:
         return self.next_sequence
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
-        """Return the seconds since the first entry from ``start`` on was written, at least 0.
+        """Measure the age of the first entry from ``start`` on.
 
         The age is measured with the clocks of its writer and of this process.
 
+        Args:
+            now_ms: The clock of this process, in milliseconds since the Unix epoch.
+            start: The sequence to start from. Default: the oldest entry.
+
         Returns:
-            None if there is no such entry, or it has no time.
+            Seconds, at least 0; None if there is no such entry, or it has no time.
         """
         first = next(iter(self.entries(start, 1)), None)
         written_ms = None if first is None else first.time_ms
@@ -451,9 +509,12 @@ class Manifest:
         self._find_starts(self.entry_count)
 
     def locations(self) -> list[str]:
-        """Return the locations of all entries, several times faster than :meth:`entries`.
+        """Read the locations of all entries, several times faster than :meth:`entries`.
 
         Headers and locations are checked; metadata is not.
+
+        Returns:
+            The locations, by sequence.
 
         Raises:
             CorruptManifest: An entry breaks the format.
@@ -550,6 +611,10 @@ def _left_over(size: int, count: int) -> CorruptManifest:
 
 def check_transition(before: Manifest, after: Manifest) -> None:
     """Refuse a manifest that cannot follow another. Called before every write.
+
+    Args:
+        before: The manifest that is stored.
+        after: The manifest to write.
 
     Raises:
         CorruptManifest: Epoch, next sequence, or first sequence falls (failures F4, F10, F11, F15).
@@ -649,6 +714,11 @@ def _bad_item(sequence: int, index: int, count: int, part: str, left: int) -> Co
 
 def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> None:
     """Append the entry's bytes to ``pieces``.
+
+    Args:
+        sequence: The entry's sequence.
+        entry: The entry.
+        pieces: The list that the bytes are added to.
 
     Raises:
         InvalidInput: A value does not fit its field (failure F34).

@@ -53,9 +53,16 @@ def compress(block: bytes | memoryview, level: int) -> bytes:
 
 
 def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
-    """Return the concatenated frames, by their headers, without decompressing anything.
+    """Find the concatenated frames by their headers, without decompressing anything.
 
     Skippable frames are skipped.
+
+    Args:
+        data: The compressed block.
+        max_bytes: Largest decompressed size, in bytes.
+
+    Returns:
+        The frames, in order.
 
     Raises:
         CorruptBatch: A frame is truncated or malformed, bytes are not a frame, a declared size
@@ -155,7 +162,14 @@ def _reader(frame: Frame) -> zstandard.ZstdDecompressionReader:
 
 
 def decompress(data: memoryview, max_bytes: int) -> memoryview:
-    """Return the content of all frames.
+    """Decompress all frames of a block.
+
+    Args:
+        data: The compressed block.
+        max_bytes: Largest decompressed size, in bytes.
+
+    Returns:
+        The content of all frames.
 
     Raises:
         CorruptBatch: The content is damaged or exceeds ``max_bytes``.

@@ -102,6 +102,12 @@ class Accumulator:
     def accept(self, request: ProduceRequest) -> WriteHandle:
         """Accept a request as soon as the buffer has room for it, and set its ingestion time.
 
+        Args:
+            request: The encoded call.
+
+        Returns:
+            The handle of the call.
+
         Raises:
             Closed: The producer was closed.
             FlushFailed: An earlier transaction failed, and this is one.
@@ -175,6 +181,9 @@ class Accumulator:
     def flush(self, timeout: float | None) -> None:
         """Wait until everything accepted so far has an outcome; see :meth:`.Producer.flush`.
 
+        Args:
+            timeout: Seconds to wait; None waits for all outcomes.
+
         Raises:
             TimeoutError: Something has no outcome after ``timeout`` seconds.
         """
@@ -217,8 +226,11 @@ class Accumulator:
     def await_end(self, seconds: float | None) -> bool:
         """Wait until every outcome is known, and all remaining threads wait for the store.
 
+        Args:
+            seconds: How long to wait; None waits without a limit.
+
         Returns:
-            False if that is not so after this many seconds. None waits without a limit.
+            False if the time is up.
         """
 
         def is_ended() -> bool:
@@ -329,6 +341,10 @@ class Accumulator:
     def refused(self, group: Sequence[Batch], error: errors.OpenDataBufferError) -> bool:
         """Note that nothing of the group was appended, for certain.
 
+        Args:
+            group: The batches that were to be appended together.
+            error: The reason.
+
         Returns:
             Whether to wait before the next append.
         """
@@ -356,6 +372,9 @@ class Accumulator:
     @locked
     def release(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
         """Free the memory of completed batches.
+
+        Args:
+            batches: The completed batches.
 
         Returns:
             Callbacks of :meth:`accept_now`, to be called without the lock.

@@ -252,6 +252,9 @@ class ProduceRequest:
 def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
     """Encode the records of one ``produce()`` call.
 
+    Args:
+        entries: A list or another iterable of bytes-like records, or an Arrow array.
+
     Returns:
         The record block, and the number of records in it.
 
@@ -266,6 +269,9 @@ def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
 
 def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None:
     """Encode a list or tuple like :func:`encode_entries`, if all its items are ``bytes``.
+
+    Args:
+        entries: The records.
 
     Returns:
         The record block and the number of records; None if an item has another type.
@@ -386,6 +392,10 @@ class Batch:
     def encode(self, compression: Compression, level: int) -> list[bytes | memoryview]:
         """Encode the batch, and set ``metadata``, ``count`` and ``size``.
 
+        Args:
+            compression: The compression of the record block.
+            level: The compression level.
+
         Returns:
             The bytes of the object, in pieces.
         """
@@ -473,6 +483,10 @@ class Batcher:
 
     def add(self, request: ProduceRequest, now: float) -> Completion:
         """Put a request into the open batch, or into a new one.
+
+        Args:
+            request: The encoded call.
+            now: The time in seconds, by the runtime's monotonic clock.
 
         Returns:
             The completion of its batch.

@@ -139,6 +139,9 @@ class WriteFairness:
     def begins(self, now: float) -> bool:
         """Note that a write begins.
 
+        Args:
+            now: The time in seconds, by the runtime's monotonic clock.
+
         Returns:
             Whether to read the manifest first, because others have written or soon will.
         """
@@ -151,6 +154,9 @@ class WriteFairness:
 
     def lost(self, now: float) -> float:
         """Note a lost race.
+
+        Args:
+            now: The time in seconds, by the runtime's monotonic clock.
 
         Returns:
             Seconds to wait before the next attempt, which begins with a read.

@@ -106,7 +106,10 @@ class Handle(ABC, Generic[Result]):
         """Wait until the records are durable, and return where they are.
 
         Args:
-            timeout: Seconds. None waits for as long as the producer tries.
+            timeout: Seconds to wait. None (default) waits for as long as the producer tries.
+
+        Returns:
+            The place of the records in the queue; for a topic, one place for each partition.
 
         Raises:
             TimeoutError: The records are not durable yet. The producer goes on trying.
@@ -164,6 +167,10 @@ class Handle(ABC, Generic[Result]):
 class WriteHandle(Handle[Durable]):
     """What ``produce()`` returns. In asyncio, ``await handle`` waits until it is durable.
 
+    Args:
+        completion: The completion of the batch that has the records.
+        ingestion_time_ms: The time recorded for the records, in milliseconds since the Unix epoch.
+
     Attributes:
         ingestion_time_ms: The time recorded for the records, in milliseconds since the Unix epoch.
     """
@@ -199,6 +206,10 @@ class TopicHandle(Handle[dict[str, Durable]]):
     """What ``produce()`` of a topic returns. The result has one ``Durable`` per partition.
 
     It is done when all parts are. If a part was given up, :attr:`parts` shows which one.
+
+    Args:
+        parts: The handle of each partition that got some of the records.
+        runtime: Clock and threads.
 
     Attributes:
         parts: The handle of each partition that got some of the records.

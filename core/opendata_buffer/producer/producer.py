@@ -75,10 +75,11 @@ class Producer(Closeable):
     The producers that one process has for a queue append together, with the deadlines and the
     manifest limit of the first one.
 
-    ``store``, ``runtime`` and ``open_committer`` are for tests and for the library itself.
-
     Args:
         config: The queue's URL or path, or a :class:`.ProducerConfig`.
+        store: An opened store, for tests and this library. Default: opened from the configuration.
+        runtime: Clock and threads, for tests. Default: those of the system.
+        open_committer: Opens the committer of the queue, for tests and this library.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -291,6 +292,15 @@ class Producer(Closeable):
     ) -> ProduceRequest:
         """Check and encode a call; the first half of :meth:`produce`. Nothing is accepted yet.
 
+        Args:
+            entries: As for :meth:`produce`.
+            metadata: As for :meth:`produce`.
+            transaction: As for :meth:`produce`.
+            message: As for :meth:`produce`.
+
+        Returns:
+            The encoded call, to pass to :meth:`accept`.
+
         Raises:
             InvalidInput: As :meth:`produce`.
             Closed: The producer was made before this process was forked.
@@ -325,7 +335,10 @@ class Producer(Closeable):
         Blocks while the buffer is full.
 
         Args:
-            request: What :meth:`prepare` returned.
+            request: The result of :meth:`prepare`.
+
+        Returns:
+            The handle of the call.
 
         Raises:
             InvalidInput: The argument is something else.

@@ -54,6 +54,9 @@ def share(
         key: See :func:`committer_key`.
         make: Makes a committer. Its argument is a function that the committer calls when it ends.
 
+    Returns:
+        The committer of the key, with one more caller.
+
     Raises:
         OpenDataBufferError: A new committer could not begin.
     """

@@ -62,6 +62,9 @@ class Uploader:
     def repair(self, batch: Batch) -> None:
         """Try once to write the object again, under the name that the queue has.
 
+        Args:
+            batch: The batch, which has a name.
+
         Raises:
             StorageError: The object could not be written.
         """

@@ -409,6 +409,9 @@ def _remember_signature(token: str) -> None:
 class CheckedTokens:
     """Credentials that refuse a token that no header can carry, even a renewed one.
 
+    Args:
+        credentials: Credentials of the package ``azure-identity``.
+
     Raises:
         PermanentStorageError: The error names the token without showing it.
     """

@@ -100,6 +100,10 @@ class Put(Protocol):
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Write an object atomically and durably. Safe to repeat with the same bytes.
 
+        Args:
+            key: The object's key.
+            data: All of its bytes.
+
         Raises:
             TransientStorageError, PermanentStorageError: The object may or may not have been
                 written.
@@ -193,6 +197,9 @@ class List(Protocol):
             start_after: Any text, not necessarily a key; a key equal to it is not listed.
             limit: Largest number of objects. Default: all of them.
 
+        Returns:
+            The objects by key, the store's time, and whether there are more.
+
         Raises:
             InvalidInput: ``limit`` is less than 1.
             TransientStorageError, PermanentStorageError: The store did not answer.
@@ -230,6 +237,13 @@ def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
 
 def exists(store: Get, key: str) -> bool:
     """Return whether an object is there. Reads one byte.
+
+    Args:
+        store: Where to look.
+        key: The object's key.
+
+    Returns:
+        Whether the store has the object.
 
     Raises:
         TransientStorageError, PermanentStorageError: The store did not answer.

@@ -29,6 +29,10 @@ credential that a process may use."""
 def service_credential(name: str, scheme: str) -> Any:
     """Return the credentials of a Databricks service credential, which renew themselves.
 
+    Args:
+        name: Name of the service credential.
+        scheme: The scheme of the store's URL, which decides the cloud.
+
     Returns:
         A botocore session for AWS, and a credential object for the other clouds.
 
@@ -103,6 +107,13 @@ def check_resolved(secret: str | None, what: str) -> None:
 
 def load(module: str, scheme: str = "") -> Any:
     """Import a module of an extra for a store whose URL has this scheme.
+
+    Args:
+        module: Full name of the module.
+        scheme: The scheme of the store's URL, for the error. Default: the usual one of the module.
+
+    Returns:
+        The module.
 
     Raises:
         InvalidInput: The module is missing. The error names the command that installs it.

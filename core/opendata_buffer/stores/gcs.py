@@ -298,7 +298,14 @@ def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
 
 
 def read_object(read: Read, response: Any) -> bytes:
-    """Return the bytes that were asked for from a response of urllib3.
+    """Read the body of a response of urllib3.
+
+    Args:
+        read: The range that was asked for.
+        response: The response, whose body was not read.
+
+    Returns:
+        The bytes that were asked for.
 
     Raises:
         HTTPError: The body broke off.
@@ -389,7 +396,7 @@ class GcsClient:
         body: bytes | None = None,
         read_body: Callable[[Any], bytes] | None = None,
     ) -> Response:
-        """Return the response to one request, even if it is an HTTP error.
+        """Send one request.
 
         Args:
             method: The HTTP method.
@@ -398,6 +405,9 @@ class GcsClient:
             headers: More headers of the request. Default: none.
             body: The body of the request. Default: none.
             read_body: Reads the body of a success. Default: at most ``MAX_PAGE_BYTES``.
+
+        Returns:
+            The response, even if it is an HTTP error.
         """
         response = self._http.urlopen(
             method,

@@ -96,6 +96,9 @@ class Read:
             size: Size of the body, if the response tells it.
             whole: The body is the whole object, because the service does not support ranges.
 
+        Returns:
+            The bytes.
+
         Raises:
             CorruptData: The body is larger than ``max_bytes``.
             TransientStorageError: The body is larger than the range.
@@ -609,6 +612,9 @@ class DeadlinePassed(Exception):
 def time_left() -> float | None:
     """Return the seconds until the caller's deadline; None without one.
 
+    Returns:
+        The seconds, more than 0; None without a deadline.
+
     Raises:
         DeadlinePassed: No time is left. The caller has continued, so nothing more may be sent.
     """
@@ -631,6 +637,10 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
     Name resolution has no timeout, fetching credentials has timeouts other than ours, and a server
     that sends a byte now and then never exceeds the timeout between two bytes. With a deadline, the
     call therefore runs in its own thread, and its caller continues without it when the time is up.
+
+    Args:
+        runtime: Clock and threads.
+        call: The function.
 
     Returns:
         The function's result.

@@ -74,6 +74,11 @@ class FileLock:
     process. The file is never deleted: a process that locks a deleted file and one that locks its
     successor would both hold the lock. Without ``create``, a missing file needs no lock.
 
+    Args:
+        path: The file to lock.
+        runtime: Clock and sleep.
+        create: Create the file if it is missing. Default true.
+
     Raises:
         LockTimeout: The lock is not free within 30 seconds, or within half of the time until the
             caller's deadline.
@@ -371,10 +376,13 @@ class TemporaryFiles:
             yield fd, path
 
     def now_ms(self) -> int:
-        """Return milliseconds since the Unix epoch by the clock that stamps the files.
+        """Read the clock that stamps the files.
 
         On NFS it is the server's clock (failure F6). If nothing can be written, the runtime's clock
         is used.
+
+        Returns:
+            Milliseconds since the Unix epoch.
 
         Raises:
             OSError: Any other fault. A passing fault must not switch between two machines' clocks.
@@ -459,6 +467,10 @@ class LocalStore:
     The first write creates the directory. ``.opendata-buffer`` in it and below belongs to the
     store.
 
+    Args:
+        root: The directory.
+        runtime: Clock and sleep. Default: those of the system.
+
     Raises:
         InvalidInput: The directory is the root of the file system, or a Databricks mount.
     """
@@ -489,6 +501,12 @@ class LocalStore:
 
     def file_of(self, key: str) -> str:
         """Return the path of an object's file.
+
+        Args:
+            key: The object's key.
+
+        Returns:
+            The path.
 
         Raises:
             InvalidInput: No file can have this name, or the store uses the name itself.
