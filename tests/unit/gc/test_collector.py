@@ -1,4 +1,4 @@
-"""The collector's cycle: pages, the place between runs, fences, failures of the store."""
+"""The collector's cycle: pages, the cursor between runs, fencing, and store failures."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_a_cycle_deletes_orphans_and_nothing_else() -> None:
     assert queue.names() == {queue.queued, "ingest/manifest", "ingest/_owner.json"}
 
 
-def test_a_whole_cycle_and_no_other_tells_how_many_bytes_are_stored(
+def test_only_a_complete_cycle_reports_the_stored_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[float] = []
-    monkeypatch.setattr(metrics.stored_bytes, "set", lambda size, _: told.append(size))
+    reported: list[float] = []
+    monkeypatch.setattr(metrics.stored_bytes, "set", lambda size, _: reported.append(size))
     monkeypatch.setattr(module, "_PAGE", 3)
     queue = Fixture(orphans=5)
     queue.store.put(queue.queued, bytes(5_000))
@@ -80,15 +80,15 @@ def test_a_whole_cycle_and_no_other_tells_how_many_bytes_are_stored(
     queue.runtime.advance(3_600)
     collector = queue.collector()
     collector.run_once()
-    assert told == [pytest.approx(5_500, abs=500)]  # with the small objects beside it
+    assert reported == [pytest.approx(5_500, abs=500)]  # including the small objects next to it
     queue.store.delete_many(["ingest/manifest"])
     with pytest.raises(QueueReset):
         collector.run_once()
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
-class Told:
-    """What the metrics of the collector were told."""
+class RecordedMetrics:
+    """Records every value that the collector reports to its metrics."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.values: dict[str, list[Any]] = {}
@@ -99,13 +99,15 @@ class Told:
             ("gc_duration_seconds", "record"),
             ("gc_clock_difference_seconds", "set"),
         ):
-            told = self.values.setdefault(name, [])
+            recorded = self.values.setdefault(name, [])
             monkeypatch.setattr(
-                getattr(metrics, name), method, lambda *values, told=told: told.append(values)
+                getattr(metrics, name), method, lambda *values, to=recorded: to.append(values)
             )
 
 
-def test_the_metrics_say_what_a_cycle_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_report_the_deletes_and_the_duration_of_a_cycle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Stubborn(MemoryStore):
         def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
             first, *rest = keys
@@ -116,7 +118,7 @@ def test_the_metrics_say_what_a_cycle_did(monkeypatch: pytest.MonkeyPatch) -> No
     queue = Fixture(Stubborn(), orphans=4)
     runtime = queue.runtime
     queue.store._now_ms = lambda: runtime.now_ms() + 7_500
-    told = Told(monkeypatch)
+    told = RecordedMetrics(monkeypatch)
     queue.collector().run_once()
     labels = {"queue": metrics.queue_label(queue.store.url, "ingest/manifest")}
     assert told.values == {
@@ -128,16 +130,18 @@ def test_the_metrics_say_what_a_cycle_did(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_the_metrics_say_that_a_cycle_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_report_a_cycle_that_deletes_nothing_for_safety(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     queue = Fixture()
     queue.store.delete_many(["ingest/manifest"])
-    told = Told(monkeypatch)
+    told = RecordedMetrics(monkeypatch)
     queue.collector().run_once()
     assert told.values["gc_cycles_held"] == [(1,)]
     assert told.values["gc_files_deleted"] == []
 
 
-def test_what_could_not_be_deleted_is_logged_up_to_ten_times(
+def test_up_to_ten_failed_deletes_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class ReadOnly(MemoryStore):
@@ -153,7 +157,7 @@ def test_what_could_not_be_deleted_is_logged_up_to_ten_times(
     ]
 
 
-def test_f5_a_grace_period_that_gets_longer_holds_from_the_next_page_on(
+def test_f5_a_longer_grace_period_applies_from_the_next_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PAGE", 10)
@@ -178,10 +182,10 @@ def test_a_dry_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (report.deleted, queue.names()) == (0, before)
 
 
-def test_f4_without_a_marker_a_collector_itself_sees_a_manifest_that_went_backwards() -> None:
+def test_f4_without_a_marker_the_collector_still_detects_a_manifest_that_went_backwards() -> None:
     queue = Fixture()
     collector = queue.collector()
-    collector.run_once(dry_run=True)  # It claims nothing, so there is no marker.
+    collector.run_once(dry_run=True)  # The collector claims nothing, so no marker exists.
     queue.write(Manifest.empty().with_epoch(3))
     with pytest.raises(QueueReset, match=r"sequence 1 -> 0, .*'opendata-buffer fsck .* --repair"):
         collector.run_once(dry_run=True)
@@ -225,7 +229,7 @@ def test_f4_f9_a_manifest_that_went_backwards_or_a_fence_ends_the_loop(
 
 
 class Enqueues(MemoryStore):
-    """After the first listing that has a certain orphan, that orphan is enqueued."""
+    """Enqueues an orphan right after the first listing that contains it."""
 
     late: tuple[Fixture, int] | None = None
 
@@ -240,7 +244,7 @@ class Enqueues(MemoryStore):
         return listing
 
 
-def test_f5_a_batch_enqueued_between_listing_and_manifest_stays() -> None:
+def test_f5_a_batch_enqueued_between_listing_and_manifest_read_is_kept() -> None:
     store = Enqueues()
     queue = Fixture(store)
     store.late = queue, 0
@@ -249,7 +253,7 @@ def test_f5_a_batch_enqueued_between_listing_and_manifest_stays() -> None:
 
 
 class Slow(MemoryStore):
-    """Takes as long as the collector may use one manifest, for each request of a kind."""
+    """Spends the time that the collector may use one manifest on each request of one kind."""
 
     def __init__(self, slow: str) -> None:
         super().__init__()
@@ -259,7 +263,7 @@ class Slow(MemoryStore):
     def get(self, key: str, **options: Any) -> Any:
         found = super().get(key, **options)
         if self.slow == key:
-            self.runtime.advance(151)  # what is appended now is not in it
+            self.runtime.advance(151)  # the manifest that was read lacks later appends
         return found
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
@@ -278,7 +282,7 @@ def test_f5_a_slow_cycle_gives_up_its_remaining_deletes(caplog: pytest.LogCaptur
     assert queue.collector().run_once().deleted == 1_000, "the next cycle goes on"
 
 
-def test_f5_a_manifest_serves_for_a_quarter_of_the_grace_period() -> None:
+def test_f5_a_manifest_may_be_used_for_a_quarter_of_the_grace_period() -> None:
     queue = Fixture()
     get = queue.store.get
 
@@ -292,7 +296,7 @@ def test_f5_a_manifest_serves_for_a_quarter_of_the_grace_period() -> None:
     assert queue.collector().run_once().deleted == 2
 
 
-def test_every_request_to_delete_counts_its_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failures_of_every_bulk_delete_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BULK", 2)
     queue = Fixture(orphans=5)
     asked: list[list[str]] = []
@@ -308,7 +312,7 @@ def test_every_request_to_delete_counts_its_failures(monkeypatch: pytest.MonkeyP
     assert (report.deleted, report.abandoned) == (2, 0)
 
 
-def test_f5_a_manifest_that_was_long_on_its_way_deletes_nothing() -> None:
+def test_f5_nothing_is_deleted_by_a_manifest_that_took_too_long_to_read() -> None:
     store = Slow("ingest/manifest")
     queue = Fixture(store)
     store.runtime = queue.runtime
@@ -318,7 +322,7 @@ def test_f5_a_manifest_that_was_long_on_its_way_deletes_nothing() -> None:
 
 
 @pytest.mark.parametrize("minutes", [11, -11])
-def test_f6_clocks_far_apart_stop_the_collection(
+def test_f6_nothing_is_collected_when_the_clocks_are_far_apart(
     minutes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = Fixture()
@@ -331,7 +335,7 @@ def test_f6_clocks_far_apart_stop_the_collection(
     assert f"nothing collected below ingest: {report.plan.held}" in caplog.text
 
 
-def test_f7_two_queues_with_one_prefix_name_both_manifests_and_delete_nothing() -> None:
+def test_f7_with_two_queues_in_one_prefix_nothing_is_deleted_and_both_manifests_are_named() -> None:
     queue = Fixture()
     claim_queue(queue.store, QueueConfig(store="memory://x", manifest_path="other/manifest"))
     before = queue.names()
@@ -350,7 +354,7 @@ def test_f9_a_fenced_collector_deletes_nothing() -> None:
     assert queue.collector(epoch=3).run_once().deleted == 2
 
 
-def test_failed_deletes_are_reported_and_tried_again() -> None:
+def test_failed_deletes_are_reported_and_retried() -> None:
     class Stubborn(MemoryStore):
         stubborn = True
 
@@ -431,8 +435,9 @@ def test_an_empty_queue_has_its_orphans_collected() -> None:
     assert queue.collector().run_once().deleted == 3
 
 
-def test_what_is_newer_than_the_name_of_the_oldest_queued_batch_waits() -> None:
-    # Its upload took an hour. The orphan may have been named and be queued after it.
+def test_orphans_newer_than_the_oldest_queued_batch_are_kept() -> None:
+    # The upload of the queued batch took an hour. The orphan may have got its name meanwhile,
+    # and may still be queued after it.
     queue = Fixture()
     slow = batch_key("ingest", queue.runtime.ulid_at(NOW - 120 * MINUTE))
     queue.store.put(slow, b"")
@@ -442,7 +447,7 @@ def test_what_is_newer_than_the_name_of_the_oldest_queued_batch_waits() -> None:
     assert (report.deleted, report.plan.waiting, report.plan.referenced) == (0, 2, 2)
 
 
-def test_segments_that_end_before_what_is_remembered_are_deleted_and_nothing_else() -> None:
+def test_only_segments_that_end_before_the_remembered_range_are_deleted() -> None:
     queue = Fixture()
     names = [f"ingest/_log/{first:020d}-{first + 8:020d}-x.segment" for first in (0, 8, 16)]
     page = f"ingest/_log/{0:020d}-{16:020d}-x.page"
@@ -453,7 +458,7 @@ def test_segments_that_end_before_what_is_remembered_are_deleted_and_nothing_els
     assert left == {names[2], "ingest/_log/note"}
 
 
-def test_a_stop_does_not_wait_for_ever_for_a_store_that_does_not_answer(
+def test_stop_does_not_wait_forever_for_a_store_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_STOP_TIMEOUT_S", 0.05)
@@ -476,7 +481,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_store_that_does_not_answer(
     assert not collector._task.is_alive()
 
 
-def test_f9_a_stopped_collector_begins_no_further_delete() -> None:
+def test_f9_a_stopped_collector_starts_no_further_delete() -> None:
     class Stops(MemoryStore):
         collector: GarbageCollector
 
@@ -489,7 +494,7 @@ def test_f9_a_stopped_collector_begins_no_further_delete() -> None:
     store.collector = queue.collector()
     report = store.collector.run_once()
     assert (report.deleted, report.abandoned) == (1_000, 1)
-    store.collector.stop()  # nothing was started
+    store.collector.stop()  # no thread was started
     store.collector = queue.collector()
     store.collector.start()
     store.collector._task.join(30)
@@ -505,11 +510,11 @@ def test_an_unreadable_manifest_deletes_nothing() -> None:
     assert queue.names() - before == {"ingest/_owner.json"}
 
 
-# Page by page.
+# Cycles over several pages.
 
 
 class Counting(MemoryStore):
-    """Counts listings, and ends the process at the one after ``lives`` pages."""
+    """Counts listings, and kills the process at the listing after ``lives`` pages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -545,10 +550,10 @@ def test_a_cycle_lists_all_pages_and_leaves_no_cursor_behind() -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_a_run_that_is_cut_short_goes_on_where_the_one_before_stopped() -> None:
+def test_an_interrupted_run_is_continued_where_it_stopped() -> None:
     store = Counting()
     queue = Fixture(store, orphans=450)
-    # Young ones stay, so a run that begins at the front would meet them again and again.
+    # Young objects are kept, so a run that starts at the front would list them again each time.
     queue.store._now_ms = lambda: NOW
     queue.runtime.set_wall_clock(NOW)
     for key in queue.orphans[:300]:
@@ -559,7 +564,7 @@ def test_a_run_that_is_cut_short_goes_on_where_the_one_before_stopped() -> None:
             queue.collector().run_once()
     left = set(queue.orphans) & queue.names()
     assert left == {*queue.orphans[:300], *queue.orphans[400:]}
-    # The third goes on at the end, and then looks at the front.
+    # The third run continues at the end, and then lists the front.
     store.lives = 10**9
     before = store.lists
     assert queue.collector().run_once().deleted == 50
@@ -567,8 +572,8 @@ def test_a_run_that_is_cut_short_goes_on_where_the_one_before_stopped() -> None:
     assert queue.collector()._cursor.load() == ""
 
 
-@pytest.mark.parametrize("where", ["at the first orphan", "behind all objects"])
-def test_a_cycle_sees_every_object_wherever_it_begins(where: str) -> None:
+@pytest.mark.parametrize("where", ["at the first orphan", "after all objects"])
+def test_a_cycle_lists_every_object_wherever_it_starts(where: str) -> None:
     queue = Fixture()
     key = queue.orphans[0] if where == "at the first orphan" else "ingest/~"
     GcCursor(queue.store, queue.config, queue.runtime).save(key)
@@ -583,12 +588,14 @@ def test_f5_each_page_is_compared_with_a_manifest_that_was_read_after_it() -> No
     store.late = queue, 150
     report = queue.collector().run_once()
     assert queue.orphans[150] in queue.names()
-    assert report.deleted == 100, "the first page's; the others are no older than the queued one"
+    assert report.deleted == 100, (
+        "only the first page's; the others are not older than the queued batch"
+    )
 
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("cursor_inside", [False, True])
-def test_f7_the_marker_of_a_queue_inside_the_prefix_spares_it_on_every_page(
+def test_f7_the_marker_of_a_queue_inside_the_prefix_protects_it_on_every_page(
     cursor_inside: bool,
 ) -> None:
     queue = Fixture()
@@ -599,7 +606,7 @@ def test_f7_the_marker_of_a_queue_inside_the_prefix_spares_it_on_every_page(
     claim_queue(queue.store, QueueConfig(store="m", data_path_prefix="ingest/app=a/batch=1"))
     queue.runtime.set_wall_clock(NOW)
     if cursor_inside:
-        # The cycle ends at this key, before the marker: '_' comes behind all ULIDs.
+        # The cycle ends at this key, before the marker: '_' sorts after all ULIDs.
         GcCursor(queue.store, queue.config, queue.runtime).save(sorted(inner)[149])
     report = queue.collector().run_once()
     assert report.deleted == 2
@@ -622,7 +629,7 @@ def test_consumed_batches_of_a_go_producer_do_not_stall_the_collector() -> None:
     assert queue.names() >= {waiting, queue.queued}
 
 
-def test_an_oldest_batch_that_is_gone_and_whose_name_tells_no_time_holds_everything() -> None:
+def test_nothing_is_deleted_when_the_oldest_batch_is_gone_and_its_name_has_no_time() -> None:
     queue = Fixture()
     queue.write(Manifest.empty().append([NewEntry("ingest/old-name.batch")]).with_epoch(3))
     report = queue.collector().run_once()
@@ -632,7 +639,7 @@ def test_an_oldest_batch_that_is_gone_and_whose_name_tells_no_time_holds_everyth
     assert "'opendata-buffer skip memory://" in report.plan.held
 
 
-# The cursor, which is saved, shared, and never a reason to fail.
+# The cursor is saved and shared, and its errors never fail a cycle.
 
 CURSOR_CONFIG = QueueConfig(store="memory://x", data_path_prefix="p")
 CURSOR_KEY = "p/_gc.json"
@@ -643,13 +650,13 @@ def saved(store: Any) -> GcCursor:
 
 
 @pytest.mark.parametrize("after", ["q/z", "p/\udc80", "p/" + "k" * 1024])
-def test_a_cursor_that_is_no_key_of_the_prefix_is_the_beginning(after: str) -> None:
+def test_a_cursor_outside_the_prefix_restarts_at_the_beginning(after: str) -> None:
     store = MemoryStore()
     store.put(CURSOR_KEY, json.dumps({"version": 1, "after": after}).encode())
     assert saved(store).load() == ""
 
 
-def test_the_longest_key_is_a_cursor() -> None:
+def test_the_longest_key_can_be_a_cursor() -> None:
     store = MemoryStore()
     saved(store).save("p/" + "k" * 1022)
     assert saved(store).load() == "p/" + "k" * 1022
@@ -658,7 +665,7 @@ def test_the_longest_key_is_a_cursor() -> None:
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"\xff", b'{"version": 2, "after": "p/b"}', b"[" * 50_000, b"x" * 70_000]
 )
-def test_an_unreadable_cursor_is_the_beginning_and_the_next_one_is_saved(
+def test_an_unreadable_cursor_restarts_at_the_beginning_and_is_replaced(
     raw: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryStore()
@@ -667,18 +674,18 @@ def test_an_unreadable_cursor_is_the_beginning_and_the_next_one_is_saved(
     assert cursor.load() == ""
     cursor.save("p/a")
     assert saved(store).load() == "p/a"
-    said = (
+    warning = (
         "first object: 'p/_gc.json' in memory://: the garbage collector's cursor is not readable: "
     )
-    assert said in caplog.text
+    assert warning in caplog.text
 
 
-def test_a_cursor_that_is_deleted_under_a_collector_is_saved_again() -> None:
+def test_a_cursor_that_was_deleted_meanwhile_is_saved_again() -> None:
     store = MemoryStore()
     cursor = saved(store)
     cursor.save("p/a")
     store.delete_many([CURSOR_KEY])
-    cursor.save("p/b")  # finds it gone
+    cursor.save("p/b")  # fails, because the object is gone
     cursor.save("p/c")
     assert saved(store).load() == "p/c"
     store.delete_many([CURSOR_KEY])
@@ -687,7 +694,9 @@ def test_a_cursor_that_is_deleted_under_a_collector_is_saved_again() -> None:
     assert saved(store).load() == "p/c"
 
 
-def test_a_cursor_that_cannot_be_saved_ends_no_cycle(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cursor_that_cannot_be_saved_does_not_fail_the_cycle(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class ReadOnly(MemoryStore):
         def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             raise PermanentStorageError("403")
@@ -696,20 +705,20 @@ def test_a_cursor_that_cannot_be_saved_ends_no_cycle(caplog: pytest.LogCaptureFi
     assert "the collector's cursor was not saved: 403" in caplog.text
 
 
-# A job of one minute an hour.
+# A collector that runs for one minute per hour.
 
 
 class Job:
-    """Half an hour of batches is produced and consumed; then the collector has a minute.
+    """Produces and consumes half an hour of batches, then gives the collector one minute.
 
-    A request takes 200 ms, a bulk delete a second.
+    A request takes 200 ms, and a bulk delete takes one second.
     """
 
     def __init__(self, txn: bool) -> None:
         self.runtime = ManualRuntime(NOW)
         self.store = self.Slow(self)
         self.config = ConsumerConfig(store="memory://job")
-        self.manifest = Manifest.starting_at(1, 0)  # the first batch was read
+        self.manifest = Manifest.starting_at(1, 0)  # the first batch was consumed
         self.dies_at = float("inf")
         self.txn = txn
         self.runs = 0
@@ -761,9 +770,9 @@ class Job:
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("txn", [False, True])
-def test_a_job_of_one_minute_an_hour_keeps_storage_bounded_over_weeks(txn: bool) -> None:
+def test_one_minute_of_collection_per_hour_keeps_storage_bounded_over_weeks(txn: bool) -> None:
     job = Job(txn)
-    # More than a minute can list: a job that was down, or ran with a version that never collected.
+    # More than one minute can list, as after a job that was down or never collected.
     job.hour(4_000)
     most = job.objects
     assert most > 2_000, "the first run cannot list it, let alone delete it"
@@ -772,5 +781,5 @@ def test_a_job_of_one_minute_an_hour_keeps_storage_bounded_over_weeks(txn: bool)
         job.hour(50)
         sizes.append(job.objects)
     assert max(sizes) <= most + 100
-    # An hour's batches, and the three small objects of the queue.
+    # One hour of batches, and the three small objects of the queue.
     assert max(sizes[-24:]) <= 2 * 50 + 3

@@ -1,4 +1,4 @@
-"""What the collector may delete, and above all what it leaves."""
+"""Which objects the collector may delete, and which ones it must keep."""
 
 from __future__ import annotations
 
@@ -70,7 +70,12 @@ def _keys(made: GcPlan) -> list[str]:
         (60 * MINUTE, GRACE, 0, False),
         (60 * MINUTE, GRACE + 1, 0, True),
         (GRACE, 60 * MINUTE, 0, False),
-        (-60 * MINUTE, 60 * MINUTE, 0, False),  # it is fast, or a sink names its batches ahead
+        (
+            -60 * MINUTE,
+            60 * MINUTE,
+            0,
+            False,
+        ),  # its clock is fast, or a sink names its batches ahead of time
         (11 * MINUTE, 11 * MINUTE, 0, True),
         (11 * MINUTE, 11 * MINUTE, -11 * MINUTE, False),  # the store's date is ahead
         (GRACE, GRACE, 60 * MINUTE, False),  # the collector's clock is ahead
@@ -83,20 +88,20 @@ def test_f6_a_slow_producer_clock_does_not_make_an_upload_old(
     assert (len(made.delete), made.waiting) == ((1, 0) if deleted else (0, 1))
 
 
-def test_f6_clocks_of_store_and_collector_ahead_alike_are_what_nothing_can_tell() -> None:
-    # The limit that docs/explanation/guarantees.md states, and why the simulated processes are
-    # spared it: there is no third clock to ask. By the true time all of these are 9 minutes old.
+def test_f6_store_and_collector_clocks_that_are_equally_ahead_cannot_be_detected() -> None:
+    # docs/explanation/guarantees.md states this limit, and the simulation does not exercise it:
+    # no third clock could tell. By the true time all of these objects are 9 minutes old.
     truth = NOW - 11 * MINUTE
     young = _object(_key(20 * MINUTE), age_ms=20 * MINUTE)
     assert clock_fault(NOW, NOW, GRACE) is None
     assert _keys(_plan([], [young])) == [young.key]
-    # Either one of them alone, and both of them apart by more than is tolerated, is safe.
+    # It is safe if only one clock is ahead, or if the two differ by more than the tolerance.
     assert _plan([], [young], own_ms=truth).delete == ()
     assert clock_fault(NOW, truth, GRACE) is not None
     assert clock_fault(NOW, NOW + 11 * MINUTE, GRACE) is not None
 
 
-# OpenData's Go producer: a ULID for its run, a number for each batch.
+# OpenData's Go producer names a batch by the ULID of its run and a number.
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,7 @@ def test_f6_clocks_of_store_and_collector_ahead_alike_are_what_nothing_can_tell(
         "ingest/tenant/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
     ],
 )
-def test_f7_names_this_queue_does_not_make_are_left_alone(key: str) -> None:
+def test_f7_names_that_this_library_does_not_create_are_left_alone(key: str) -> None:
     made = _plan([], [_object(key)])
     assert (made.delete, made.ignored) == ((), 1)
 
@@ -120,17 +125,19 @@ def test_f7_names_this_queue_does_not_make_are_left_alone(key: str) -> None:
 def test_f7_a_queue_inside_a_transaction_directory_is_left_alone() -> None:
     foreign = _key(60 * MINUTE, "ingest/app=a/batch=1")
     marker = "ingest/app=a/batch=1/_owner.json"
-    assert _keys(_plan([], [_object(foreign)])) == [foreign], "the shape alone does not tell"
+    assert _keys(_plan([], [_object(foreign)])) == [foreign], (
+        "the key alone looks like a batch of this queue"
+    )
     assert _plan([], [_object(foreign), _object(marker)]).delete == ()
 
 
-def test_deletes_come_oldest_first() -> None:
+def test_the_oldest_objects_are_deleted_first() -> None:
     keys = [_key(age * MINUTE) for age in (30, 90, 60)]
     made = _plan([], map(_object, keys))
     assert (_keys(made), made.delete_bytes) == ([keys[1], keys[2], keys[0]], 21)
 
 
-# Queues inside the prefix, seen page by page.
+# Queues inside the prefix, listed page by page.
 
 
 @given(
@@ -140,10 +147,10 @@ def test_deletes_come_oldest_first() -> None:
         max_size=12,
     ),
 )
-def test_the_plan_obeys_every_rule_at_once(
+def test_a_plan_follows_all_rules_together(
     queued_ages: list[int], orphan_ages: list[tuple[int, int, bool, bool]]
 ) -> None:
-    # Ages in minutes: by the name, and by the store. The rules, written down a second time.
+    # The ages are in minutes, by the name and by the store. The loop restates the rules.
     queued = [_key(age * MINUTE) for age in queued_ages]
     objects = [_object(key, age_ms=0) for key in queued]
     expected = set()
@@ -159,7 +166,7 @@ def test_the_plan_obeys_every_rule_at_once(
     assert made.referenced + made.waiting + len(made.delete) == len(objects)
 
 
-def test_a_plan_and_a_report_of_two_pages_have_the_sums() -> None:
+def test_plans_and_reports_of_two_pages_are_added() -> None:
     first, second = _object("ingest/a", size=3), _object("ingest/b", size=4)
     one, two = GcPlan((first,), 1, 2, 3), GcPlan((second,), 10, 20, 30, held="because")
     assert one + two == GcPlan((first, second), 11, 22, 33, "because")
@@ -180,7 +187,7 @@ def test_a_plan_and_a_report_of_two_pages_have_the_sums() -> None:
         (0, 5_001, "5 s ahead of this machine's, .* grace period of 0 s"),
     ],
 )
-def test_f6_clocks_may_be_a_quarter_of_the_grace_period_apart_and_five_seconds_in_any_case(
+def test_f6_clocks_may_differ_by_a_quarter_of_the_grace_period_and_at_least_five_seconds(
     grace_ms: int, apart_ms: int, says: str | None
 ) -> None:
     fault = clock_fault(NOW + apart_ms, NOW, grace_ms)
@@ -194,15 +201,15 @@ def test_f6_clocks_may_be_a_quarter_of_the_grace_period_apart_and_five_seconds_i
     ("wanted", "since"),
     [(0, 11), (1, 11), (30, 11), (31, 9), (50, 9), (51, 4), (60, 4), (61, None)],
 )
-def test_the_latest_minute_since_which_there_are_enough_bytes_is_found(
+def test_full_since_finds_the_latest_minute_with_enough_bytes_after_it(
     wanted: int, since: int | None
 ) -> None:
     sizes = {5: 10, 12: 30, 10: 20}
-    # A minute earlier: a batch is named after its first records were ingested.
+    # One minute earlier: a batch gets its name after its first records were ingested.
     assert full_since(sizes, wanted) == (None if since is None else since * 60_000)
 
 
-def test_markers_are_looked_for_only_where_the_page_does_not_show_them() -> None:
+def test_markers_are_requested_only_where_the_page_does_not_list_them() -> None:
     deep = _object("ingest/app=a/batch=1/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch")
     top = _object(_key(60 * MINUTE))
     made = GcPlan((deep, top))
@@ -230,7 +237,7 @@ def test_objects_in_the_folder_of_another_queue_are_not_in_the_plan() -> None:
     assert without_nested(made, ["ingest/inner/"]) == GcPlan((ours, alike), 1, 2, 4)
 
 
-def test_a_log_keeps_what_is_not_older_than_its_oldest_name() -> None:
+def test_a_log_keeps_objects_that_are_not_older_than_its_oldest_name() -> None:
     keys = [_key(age * MINUTE) for age in (30, 20, 10)]
     manifest = Manifest.starting_at(40, 0).append([NewEntry(key) for key in keys])
     whole = Queued.of_log(LogIndex("q", 41, 0), manifest, None)

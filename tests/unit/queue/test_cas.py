@@ -1,4 +1,4 @@
-"""The register: what each outcome of a change means, and that it is true."""
+"""The compare-and-swap register: each outcome of a change means what it says."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def register(
 
 
 class ShortRead(ScriptedStore):
-    """One read ends early, and nothing shows it; later ones are whole."""
+    """Damages one read without an error; later reads are complete."""
 
     cut = 0
 
@@ -71,7 +71,7 @@ class ShortRead(ScriptedStore):
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_bytes_that_do_not_decode_are_read_again_before_the_verdict(cut: int) -> None:
+def test_bytes_that_do_not_decode_are_read_again_before_an_error_is_raised(cut: int) -> None:
     store = ShortRead()
     writer, reader = register(store), register(store)
     writer.update(lambda _: (1, 23))
@@ -87,7 +87,7 @@ def test_bytes_that_do_not_decode_are_read_again_before_the_verdict(cut: int) ->
 
 
 class Add:
-    """Adds a number behind the others, and knows it when it sees it."""
+    """Appends a number, and recognizes it in a later value."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -104,7 +104,7 @@ class Add:
     def find(self, now: Numbers | None, marks: Sequence[int]) -> bool:
         self.asked.append(list(marks))
         if now is not None and 0 in now and any(marks):
-            raise OutcomeUnknown("somebody wiped it")
+            raise OutcomeUnknown("another process wiped it")
         return now is not None and self.number in now
 
 
@@ -122,7 +122,7 @@ def conflict(*_: object) -> PutOutcome:
     return outcomes.Conflict()
 
 
-def test_a_remembered_value_saves_the_read_but_refuses_nothing() -> None:
+def test_a_remembered_value_saves_a_read_and_is_never_a_reason_to_refuse() -> None:
     store = ScriptedStore()
     numbers = register(store)
     numbers.update(lambda now: (1,))
@@ -144,7 +144,7 @@ def test_a_remembered_value_saves_the_read_but_refuses_nothing() -> None:
     assert str(numbers.read()) == "it was deleted meanwhile"
 
 
-def test_the_owner_gives_the_wait_after_a_conflict_but_not_after_a_lost_answer() -> None:
+def test_the_caller_sets_the_pause_after_a_conflict_but_not_after_a_lost_answer() -> None:
     runtime = ManualRuntime()
     store = ScriptedStore(
         applied, before(applied, by_another(5)), not_applied_answer_lost, applied_then_412
@@ -162,7 +162,7 @@ def test_the_owner_gives_the_wait_after_a_conflict_but_not_after_a_lost_answer()
     )
     numbers.update(lambda now: (1,))
     add = Add(2)
-    # A race, an answer lost, and a write of ours that a proxy repeats.
+    # A lost race, a lost answer, and a write that a proxy repeats.
     assert numbers.update(add.decide, proof=add) == outcomes.Applied((5, 2))
     assert numbers.conflicts == 2
     assert [slept for slept in runtime.slept if slept > 0.1] == [0.7, 0.4]
@@ -170,7 +170,7 @@ def test_the_owner_gives_the_wait_after_a_conflict_but_not_after_a_lost_answer()
     assert len(runtime.slept) == 3
 
 
-def test_f1_after_a_conflict_at_the_deadline_the_object_is_read_for_the_own_write() -> None:
+def test_f1_a_conflict_at_the_deadline_is_followed_by_a_read_that_looks_for_the_own_write() -> None:
     class Slow(ScriptedStore):
         """Each conditional write takes as long as the whole deadline."""
 
@@ -191,7 +191,7 @@ def test_f2_a_lost_answer_is_in_doubt_while_its_version_is_the_current_one() -> 
     store = ScriptedStore(
         applied,
         not_applied_answer_lost,
-        before(applied, by_another(5, 6)),  # the first attempt can be applied no more
+        before(applied, by_another(5, 6)),  # the first attempt can no longer be applied
         not_applied_answer_lost,
         not_applied_answer_lost,
     )
@@ -202,7 +202,7 @@ def test_f2_a_lost_answer_is_in_doubt_while_its_version_is_the_current_one() -> 
     assert add.asked == [[1], [1], [2], [2, 2]]
 
 
-def test_a_change_for_which_no_time_is_left_is_not_sent_and_surely_not_written() -> None:
+def test_a_change_without_time_left_is_not_sent_and_reported_as_not_written() -> None:
     class Slow(ScriptedStore):
         def get(self, key: str, **options: object) -> Blob:
             runtime.advance(60)
@@ -216,13 +216,13 @@ def test_a_change_for_which_no_time_is_left_is_not_sent_and_surely_not_written()
     runtime = numbers._runtime
     assert isinstance(runtime, ManualRuntime)
     add = Add(2)
-    # A store that is given no time could only answer that it does not know.
+    # A store that is given no time could only answer "unknown".
     with pytest.raises(TransientStorageError, match="no time was left to write 'numbers'"):
         numbers.update(add.decide, proof=add)
     assert store.puts == 0
 
 
-def test_an_error_while_an_attempt_is_in_doubt_is_a_doubt() -> None:
+def test_an_error_while_an_attempt_is_in_doubt_leaves_the_outcome_unknown() -> None:
     store = ScriptedStore(not_applied_answer_lost)
     add = Add(1)
 
@@ -236,7 +236,7 @@ def test_an_error_while_an_attempt_is_in_doubt_is_a_doubt() -> None:
     assert isinstance(outcome.cause, PermanentStorageError)
 
 
-def test_f2_a_change_withdrawn_while_an_attempt_may_still_land_is_in_doubt() -> None:
+def test_f2_a_change_that_is_withdrawn_while_an_attempt_may_still_land_is_in_doubt() -> None:
     store = ScriptedStore(not_applied_answer_lost)
     add = Add(1)
 
@@ -244,7 +244,7 @@ def test_f2_a_change_withdrawn_while_an_attempt_may_still_land_is_in_doubt() -> 
         return now if store.puts else add.decide(now)
 
     assert isinstance(register(store).update(once, proof=add), outcomes.Unknown)
-    # A write that was applied in place of the one in doubt ends the doubt.
+    # Another write at the same version proves that the attempt was not applied.
     store = ScriptedStore(not_applied_answer_lost)
     add = Add(1)
     assert register(store).update(add.decide, proof=add) == outcomes.Applied((1,))

@@ -1,4 +1,4 @@
-"""The note of the consumer that has a queue."""
+"""The note that names the consumer of a queue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fields_of(store: MemoryStore) -> dict[str, Any]:
     return found
 
 
-def test_a_consumer_that_claims_a_queue_names_itself() -> None:
+def test_a_consumer_that_claims_a_queue_writes_its_name() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     with Consumer(CONFIG, store=store, runtime=runtime, program="a test"):
         named = fields_of(store)
@@ -53,7 +53,7 @@ def test_a_consumer_that_claims_a_queue_names_itself() -> None:
     assert (found.epoch, found.program) == (2, "Python")
 
 
-def test_a_consumer_that_is_closed_notes_it_and_one_that_is_fenced_does_not() -> None:
+def test_close_is_noted_unless_the_consumer_was_fenced() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     first = Consumer(CONFIG, store=store, runtime=runtime)
     second = Consumer(CONFIG, store=store, runtime=runtime)
@@ -66,19 +66,19 @@ def test_a_consumer_that_is_closed_notes_it_and_one_that_is_fenced_does_not() ->
     assert found is not None
     assert found.has_ended
     assert not found.may_run()
-    # The next one, of any release, which keeps the field, has another epoch.
+    # The next consumer, of any release, keeps the field but has another epoch.
     write_consumer_info(store, CONFIG, runtime, 3, program="next")
     found = read_consumer_info(store, CONFIG, runtime)
     assert found is not None
     assert not found.has_ended
 
 
-def test_a_process_of_another_user_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_another_user_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "kill", Mock(side_effect=PermissionError))
     assert process_runs(1)
 
 
-def test_a_consumer_whose_last_acknowledgement_failed_has_not_ended() -> None:
+def test_a_consumer_whose_last_acknowledgement_failed_is_not_noted_as_closed() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     with Producer(ProducerConfig(store="memory://q"), store=store) as producer:
         producer.produce([b"a"]).result(20)
@@ -94,7 +94,7 @@ def test_a_consumer_whose_last_acknowledgement_failed_has_not_ended() -> None:
     assert not found.has_ended
 
 
-def test_a_fenced_consumer_that_is_late_does_not_overwrite_its_successor() -> None:
+def test_a_late_fenced_consumer_does_not_overwrite_the_note_of_its_successor() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     write_consumer_info(store, CONFIG, runtime, 2, program="second")
     write_consumer_info(store, CONFIG, runtime, 1, program="first")
@@ -104,7 +104,7 @@ def test_a_fenced_consumer_that_is_late_does_not_overwrite_its_successor() -> No
     assert fields_of(store)["query"] == "q"
 
 
-def test_a_note_that_cannot_be_read_is_an_error_and_keeps_no_consumer_from_reading() -> None:
+def test_an_unreadable_note_is_an_error_that_does_not_stop_a_consumer() -> None:
     data = b'{"version": 1, "epoch": "1"}'
     store, runtime = MemoryStore(), ManualRuntime()
     store.put(KEY, data)
@@ -116,7 +116,7 @@ def test_a_note_that_cannot_be_read_is_an_error_and_keeps_no_consumer_from_readi
 
 
 class Refusing(MemoryStore):
-    """Does not take the note."""
+    """Refuses to store the note."""
 
     def __init__(self, answer: Exception | PutOutcome) -> None:
         super().__init__()
@@ -133,7 +133,9 @@ class Refusing(MemoryStore):
 
 
 @pytest.mark.parametrize("answer", [PermanentStorageError("no"), outcomes.Unknown("lost")])
-def test_a_consumer_reads_when_its_note_cannot_be_written(answer: Exception | PutOutcome) -> None:
+def test_a_consumer_can_read_although_its_note_cannot_be_written(
+    answer: Exception | PutOutcome,
+) -> None:
     store, runtime = Refusing(answer), ManualRuntime()
     began = runtime.monotonic()
     with Consumer(CONFIG, store=store, runtime=runtime) as consumer:

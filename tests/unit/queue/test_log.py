@@ -1,4 +1,4 @@
-"""A queue as a log: what is moved, found again, kept, and told when somebody breaks it."""
+"""A queue as a log: moved entries, lookups, retention, and errors about damage."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments are deleted that end a few entries before the floor."""
+    """Let the collector delete segments that end only a few entries before the floor."""
     for module in (queue_log, reader_queue, opendata_buffer.gc):
         monkeypatch.setattr(module, "REMEMBERED", 4)
 
 
 class Counting(MemoryStore):
-    """Counts requests, by kind and key."""
+    """Counts requests by kind and key."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         super().__init__("log", now_ms=now_ms)
@@ -75,7 +75,7 @@ class Counting(MemoryStore):
         return super().put_if(key, data, condition)
 
 
-class House:
+class LogFixture:
     """A log in memory, with a clock that the test moves."""
 
     def __init__(
@@ -91,7 +91,7 @@ class House:
         self.locations: list[str] = []
 
     def kept_bytes(self) -> int:
-        """Bytes of the batches from the floor on."""
+        """Return the total size of the batches from the floor on."""
         kept = {*self.locations[self.index().floor :]}
         return sum(each.size for each in self.store.list("ingest/").objects if each.key in kept)
 
@@ -137,7 +137,7 @@ class House:
 
 
 def read(consumer: Consumer, most: int = 10_000) -> list[int]:
-    """Read and acknowledge; the sequences."""
+    """Read and acknowledge, and return the sequences."""
     found: list[int] = []
     while len(found) < most and (batch := consumer.next_batch()) is not None:
         found.append(batch.sequence)
@@ -147,66 +147,72 @@ def read(consumer: Consumer, most: int = 10_000) -> list[int]:
 
 
 def test_the_manifest_stays_short_and_every_reader_reads_everything() -> None:
-    house = House()
-    house.append(500)
-    assert house.manifest().entry_count <= 24 + 1
-    assert len(house.index().levels) >= 3, "no page of pages was made"
-    assert [e.location for e in house.view().entries()] == house.locations
-    first, second = house.reader("first"), house.reader("second")
+    fixture = LogFixture()
+    fixture.append(500)
+    assert fixture.manifest().entry_count <= 24 + 1
+    assert len(fixture.index().levels) >= 3, "the index has no page of pages"
+    assert [e.location for e in fixture.view().entries()] == fixture.locations
+    first, second = fixture.reader("first"), fixture.reader("second")
     assert read(first) == [*range(500)]
     assert read(second) == [*range(500)]
     first.close()
-    house.append(1)
-    assert read(house.reader("first")) == [500]
+    fixture.append(1)
+    assert read(fixture.reader("first")) == [500]
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 17, 150, 299])
-def test_any_sequence_and_any_time_is_found(sequence: int) -> None:
-    house = House()
+def test_every_sequence_and_every_time_is_found(sequence: int) -> None:
+    fixture = LogFixture()
     times = []
     for _ in range(300):
-        house.runtime.advance(1)
-        house.append(1)
-        times.append(house.runtime.now_ms())
-    view = house.view()
+        fixture.runtime.advance(1)
+        fixture.append(1)
+        times.append(fixture.runtime.now_ms())
+    view = fixture.view()
     (entry,) = view.entries(sequence, 1)
-    assert (entry.sequence, entry.location) == (sequence, house.locations[sequence])
+    assert (entry.sequence, entry.location) == (sequence, fixture.locations[sequence])
     assert view.since(times[sequence]) == sequence
     assert view.since(times[sequence] - 999) == sequence
     assert view.since(times[-1] + 1) == 300
 
 
-def test_a_v1_producer_goes_on_while_segments_are_cut() -> None:
-    """The requests of OpenData's Rust producer: get, put with If-Match, and again after a 412."""
-    house = House()
+def test_a_v1_producer_can_append_while_segments_are_cut() -> None:
+    """OpenData's Rust producer reads, writes with If-Match, and starts again after a 412."""
+    fixture = LogFixture()
     lost_races = 0
     for number in range(200):
-        entry = house.entry()
+        entry = fixture.entry()
         while True:
-            found = house.store.get(KEY) if number else None
+            found = fixture.store.get(KEY) if number else None
             manifest = Manifest.parse(found.data) if found else Manifest.empty()
             if number % 3 == 0 and number:
-                house.append(1)  # another producer, which moves, between its two requests
+                fixture.append(1)  # another producer moves entries between the two requests
             after = manifest.append([entry]).raw
             if found is None:
-                house.queue.append([entry])
+                fixture.queue.append([entry])
                 break
-            outcome = house.store.put_if(KEY, after, found.version)
+            outcome = fixture.store.put_if(KEY, after, found.version)
             if type(outcome).__name__ == "Applied":
                 break
             lost_races += 1
             number = 1
     assert lost_races
-    assert house.index().end > 100
-    found_locations = [e.location for e in house.view().entries()]
-    assert sorted(found_locations) == sorted(house.locations)
-    assert read(house.reader("all")) == [*range(len(house.locations))]
+    assert fixture.index().end > 100
+    found_locations = [e.location for e in fixture.view().entries()]
+    assert sorted(found_locations) == sorted(fixture.locations)
+    assert read(fixture.reader("all")) == [*range(len(fixture.locations))]
 
 
-def append_without_answer(house: House, meanwhile: Callable[[], None]) -> tuple[NewEntry, int]:
-    """Append an entry whose answer is lost while others append 40 more; the entry, and where."""
-    entry, other = house.entry(), house.writer()
-    write, lost = house.store.put_if, []
+def append_without_answer(
+    fixture: LogFixture, meanwhile: Callable[[], None]
+) -> tuple[NewEntry, int]:
+    """Lose the answer of an append while others append 40 more.
+
+    Returns:
+        The entry and its sequence.
+    """
+    entry, other = fixture.entry(), fixture.writer()
+    write, lost = fixture.store.put_if, []
 
     def put_if(key: str, data: bytes, condition: Any) -> Any:
         outcome = write(key, data, condition)
@@ -214,132 +220,134 @@ def append_without_answer(house: House, meanwhile: Callable[[], None]) -> tuple[
             return outcome
         lost.append(key)
         for _ in range(40):
-            other.append([house.entry()])
+            other.append([fixture.entry()])
         meanwhile()
         return outcomes.Unknown("the connection was reset")
 
-    house.store.put_if = put_if  # type: ignore[method-assign]
-    sequence = house.queue.append([entry])
+    fixture.store.put_if = put_if  # type: ignore[method-assign]
+    sequence = fixture.queue.append([entry])
     assert lost
     return entry, sequence
 
 
 def test_an_append_whose_answer_was_lost_is_found_in_a_segment() -> None:
-    """Others moved it before its producer looked: in the manifest it is found no more."""
-    house = House()
-    house.append(2)
-    entry, sequence = append_without_answer(house, lambda: None)
+    """Another producer moves the entry out of the manifest before its own producer looks for it."""
+    fixture = LogFixture()
+    fixture.append(2)
+    entry, sequence = append_without_answer(fixture, lambda: None)
     assert sequence == 2
-    assert house.manifest().first_sequence > 2, "it was not moved: the test shows nothing"
-    assert [e.location for e in house.view().entries()].count(entry.location) == 1
+    assert fixture.manifest().first_sequence > 2, (
+        "the entry was not moved, so the test shows nothing"
+    )
+    assert [e.location for e in fixture.view().entries()].count(entry.location) == 1
 
 
 def test_an_append_that_the_index_may_have_forgotten_is_not_repeated(forgetful: None) -> None:
-    house = House()
-    house.append(2)
-    reader = house.reader("reader")
+    fixture = LogFixture()
+    fixture.append(2)
+    reader = fixture.reader("reader")
 
     def collect() -> None:
         read(reader)
-        house.collector().run_once()
+        fixture.collector().run_once()
 
     with pytest.raises(CommitStateUnknown):
-        append_without_answer(house, collect)
-    assert house.index().floor == 43
-    assert not any(each.first <= 2 for each in house.index().parts())
+        append_without_answer(fixture, collect)
+    assert fixture.index().floor == 43
+    assert not any(each.first <= 2 for each in fixture.index().parts())
 
 
-def test_an_append_that_cannot_be_looked_for_is_not_repeated() -> None:
-    house = House()
-    house.append(2)
+def test_an_append_that_cannot_be_looked_up_is_not_repeated() -> None:
+    fixture = LogFixture()
+    fixture.append(2)
     with pytest.raises(CommitStateUnknown):
-        append_without_answer(house, lambda: house.store.put("ingest/_log.json", b"rubbish"))
+        append_without_answer(fixture, lambda: fixture.store.put("ingest/_log.json", b"rubbish"))
 
 
-def test_f45_a_queue_that_was_started_over_is_not_collected_by_the_old_index() -> None:
-    house = House()
-    house.append(60)
-    read(house.reader("reader"))
-    house.collect()
-    house.store.delete_many([KEY])
-    claim_for_writing(house.store, house.config, runtime=house.runtime, recreate=True)
-    house.queue = house.writer()
-    house.append(5)
+def test_f45_a_recreated_queue_is_not_collected_by_the_old_index() -> None:
+    fixture = LogFixture()
+    fixture.append(60)
+    read(fixture.reader("reader"))
+    fixture.collect()
+    fixture.store.delete_many([KEY])
+    claim_for_writing(fixture.store, fixture.config, runtime=fixture.runtime, recreate=True)
+    fixture.queue = fixture.writer()
+    fixture.append(5)
     with pytest.raises(CorruptData, match="it was started over"):
-        house.collect()
-    assert {*house.locations[-5:]} <= {each.key for each in house.store.list("ingest/").objects}
-    found = ReadOnlyReader(house.config, store=house.store, runtime=house.runtime)
+        fixture.collect()
+    assert {*fixture.locations[-5:]} <= {each.key for each in fixture.store.list("ingest/").objects}
+    found = ReadOnlyReader(fixture.config, store=fixture.store, runtime=fixture.runtime)
     with pytest.raises(CorruptData, match="it was started over"):
         found.seek(None)
     options = SourceOptions.from_spark({"path": "/unused"})
     with pytest.raises(CorruptData, match="it was started over"):
-        view_of(options, house.store, house.runtime)
+        view_of(options, fixture.store, fixture.runtime)
 
 
-def test_f46_processes_that_run_notice_an_old_index_without_the_marker(
+def test_f46_running_processes_detect_a_restored_old_index_without_the_marker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    house = House()
-    house.append(30)
-    reader = house.reader("reader")
-    copy = house.store.get("ingest/_log.json").data
-    house.append(60)
+    fixture = LogFixture()
+    fixture.append(30)
+    reader = fixture.reader("reader")
+    copy = fixture.store.get("ingest/_log.json").data
+    fixture.append(60)
     assert len(read(reader)) == 90
-    house.store.put("ingest/_log.json", copy)
-    marker = json.loads(house.store.get("ingest/_owner.json").data)
+    fixture.store.put("ingest/_log.json", copy)
+    marker = json.loads(fixture.store.get("ingest/_owner.json").data)
     del marker["index_changes"]
-    house.store.put("ingest/_owner.json", json.dumps(marker).encode())
-    house.runtime.advance(61)
+    fixture.store.put("ingest/_owner.json", json.dumps(marker).encode())
+    fixture.runtime.advance(61)
     with pytest.raises(CorruptData, match="went backwards: it had"):
         reader.next_batch()
     caplog.clear()
-    house.append(40)
-    assert house.index().lost == ()
+    fixture.append(40)
+    assert fixture.index().lost == ()
     warnings = [each for each in caplog.messages if "went backwards" in each]
     assert 1 <= len(warnings) <= 40 / Log.left_entries
-    before = {each.key for each in house.store.list("").objects}
-    house.runtime.advance(3_600)
+    before = {each.key for each in fixture.store.list("").objects}
+    fixture.runtime.advance(3_600)
     with pytest.raises(CorruptData, match="went backwards: it ends at"):
-        house.collector().run_once()
-    assert {each.key for each in house.store.list("").objects} == before
+        fixture.collector().run_once()
+    assert {each.key for each in fixture.store.list("").objects} == before
 
 
-def test_a_segment_that_is_named_while_a_reader_looks_makes_no_old_index() -> None:
-    """A v1 consumer takes entries that a mover has stored and not yet named."""
-    house = House()
-    house.append(60)
-    before, kept = house.index(), house.manifest()
+def test_a_segment_that_is_added_during_a_gap_check_is_not_mistaken_for_an_old_index() -> None:
+    """A v1 consumer dequeues entries whose segment is stored but not yet in the index."""
+    fixture = LogFixture()
+    fixture.append(60)
+    before, kept = fixture.index(), fixture.manifest()
     entries = kept.part(before.end, kept.next_sequence)
     name = f"{before.end:020d}-{kept.next_sequence:020d}-x.segment"
     taken = kept.drop_through(before.end)
-    list_objects, listed = house.store.list, []
+    list_objects, listed = fixture.store.list, []
 
     def late(prefix: str, **options: Any) -> Any:
         found = list_objects(prefix, **options)
         if prefix == "ingest/_log/":
             listed.append(prefix)
-            house.store.put(
+            fixture.store.put(
                 "ingest/_log.json", before.with_segment(Part.of(entries, name)).to_json()
             )
         return found
 
-    log = Log(house.store, house.config, house.runtime)
+    log = Log(fixture.store, fixture.config, fixture.runtime)
     index = log.need()
-    house.store.put(f"ingest/_log/{name}", entries.raw)
-    house.store.list = late  # type: ignore[method-assign]
+    fixture.store.put(f"ingest/_log/{name}", entries.raw)
+    fixture.store.list = late  # type: ignore[method-assign]
     with pytest.raises(TransientStorageError, match="changed while it was read"):
         log.check_gap(index, taken)
     assert listed
     log.check_gap(log.need(), taken)
 
 
-def test_nothing_is_handed_out_beyond_the_end_of_the_manifest_that_was_read() -> None:
-    """The index that was read behind it may have more."""
-    house = House()
-    house.append(60)
-    reader, other = house.reader("reader"), house.writer()
-    more = [house.entry() for _ in range(100)]
-    get, appended = house.store.get, []
+def test_nothing_is_delivered_past_the_end_of_the_manifest_that_was_read() -> None:
+    """The index is read after the manifest and may have more entries."""
+    fixture = LogFixture()
+    fixture.append(60)
+    reader, other = fixture.reader("reader"), fixture.writer()
+    more = [fixture.entry() for _ in range(100)]
+    get, appended = fixture.store.get, []
 
     def late(key: str, **options: Any) -> Any:
         if key.endswith("_log.json") and not appended:
@@ -347,8 +355,8 @@ def test_nothing_is_handed_out_beyond_the_end_of_the_manifest_that_was_read() ->
             other.append(more)
         return get(key, **options)
 
-    house.store.get = late  # type: ignore[method-assign]
-    house.runtime.advance(61)
+    fixture.store.get = late  # type: ignore[method-assign]
+    fixture.runtime.advance(61)
     found = reader.next_descriptors(1_000)
     assert appended
     reader.ack_through(found[-1].sequence)
@@ -356,152 +364,152 @@ def test_nothing_is_handed_out_beyond_the_end_of_the_manifest_that_was_read() ->
 
 
 def test_the_collector_waits_for_the_slowest_reader() -> None:
-    house = House()
-    slow, fast = house.reader("slow"), house.reader("fast")
-    house.append(100)
+    fixture = LogFixture()
+    slow, fast = fixture.reader("slow"), fixture.reader("fast")
+    fixture.append(100)
     read(fast)
-    assert house.collect() == 0
+    assert fixture.collect() == 0
     assert read(slow, 40) == [*range(40)]
-    house.runtime.advance(10)
-    assert house.collect() > 0
-    assert house.index().floor == 40
-    there = {each.key for each in house.store.list("ingest/").objects}
-    assert {*house.locations[40:]} <= there
-    assert not {*house.locations[:10]} & there
+    fixture.runtime.advance(10)
+    assert fixture.collect() > 0
+    assert fixture.index().floor == 40
+    there = {each.key for each in fixture.store.list("ingest/").objects}
+    assert {*fixture.locations[40:]} <= there
+    assert not {*fixture.locations[:10]} & there
     assert read(slow) == [*range(40, 100)]
 
 
-def test_what_is_within_the_retention_stays_though_all_have_read_it() -> None:
-    house = House(retention_ms=DAY_S * 1000)
-    reader = house.reader("reader")
-    house.append(40)
-    house.runtime.advance(DAY_S / 2)
-    house.append(40)
+def test_batches_within_the_retention_are_kept_after_all_readers_have_read_them() -> None:
+    fixture = LogFixture(retention_ms=DAY_S * 1000)
+    reader = fixture.reader("reader")
+    fixture.append(40)
+    fixture.runtime.advance(DAY_S / 2)
+    fixture.append(40)
     assert len(read(reader)) == 80
-    assert house.collect() == 0
-    house.runtime.advance(DAY_S * 0.75)
-    house.collect()
-    assert 0 < house.index().floor <= 40
-    replay = house.reader("late")
+    assert fixture.collect() == 0
+    fixture.runtime.advance(DAY_S * 0.75)
+    fixture.collect()
+    assert 0 < fixture.index().floor <= 40
+    replay = fixture.reader("late")
     assert read(replay)[-40:] == [*range(40, 80)]
 
 
 @pytest.mark.parametrize("retention_ms", [None, 2 * WEEK_MS])
-def test_so_many_bytes_stay_though_all_have_read_them(retention_ms: int | None) -> None:
-    """Also where a time would keep more: of both the one counts that keeps less."""
-    house = House(retention_ms=retention_ms, retention_bytes=200)
-    reader = house.reader("reader")
+def test_retained_bytes_are_kept_after_all_readers_have_read_them(retention_ms: int | None) -> None:
+    """With both limits set, the one that keeps less applies."""
+    fixture = LogFixture(retention_ms=retention_ms, retention_bytes=200)
+    reader = fixture.reader("reader")
     for _ in range(60):
-        house.append(1)
-        house.runtime.advance(600)
+        fixture.append(1)
+        fixture.runtime.advance(600)
     assert len(read(reader)) == 60
-    house.collect()  # sees how much there is, and raises the floor
-    assert house.collect() > 0
-    first = house.index().floor
-    size = house.kept_bytes() // (60 - first)
+    fixture.collect()  # measures the stored bytes and raises the floor
+    assert fixture.collect() > 0
+    first = fixture.index().floor
+    size = fixture.kept_bytes() // (60 - first)
     assert 0 < first < 60
-    assert 200 <= house.kept_bytes() <= 200 + 3 * size
-    assert read(house.reader("late")) == [*range(first, 60)]
+    assert 200 <= fixture.kept_bytes() <= 200 + 3 * size
+    assert read(fixture.reader("late")) == [*range(first, 60)]
 
 
 @pytest.mark.parametrize(("retention_ms", "floor"), [(None, 0), (DAY_S * 1000, 40)])
-def test_bytes_that_are_not_there_yet_keep_all_unless_a_time_keeps_less(
+def test_a_byte_limit_above_the_stored_bytes_keeps_everything_unless_the_time_limit_ends(
     retention_ms: int | None, floor: int
 ) -> None:
-    house = House(retention_ms=retention_ms, retention_bytes=10**9)
-    house.append(40)
-    assert len(read(house.reader("reader"))) == 40
-    house.runtime.advance(2 * DAY_S)
-    house.collect()
-    assert (house.collect() > 0, house.index().floor) == (False, floor)
+    fixture = LogFixture(retention_ms=retention_ms, retention_bytes=10**9)
+    fixture.append(40)
+    assert len(read(fixture.reader("reader"))) == 40
+    fixture.runtime.advance(2 * DAY_S)
+    fixture.collect()
+    assert (fixture.collect() > 0, fixture.index().floor) == (False, floor)
 
 
 def test_a_reader_that_has_nothing_to_read_does_not_expire() -> None:
-    house = House()
-    house.append(3)
-    idle = house.reader("idle")
+    fixture = LogFixture()
+    fixture.append(3)
+    idle = fixture.reader("idle")
     read(idle)
     for _ in range(40):
-        house.runtime.advance(DAY_S / 2)
+        fixture.runtime.advance(DAY_S / 2)
         assert idle.next_batch() is None
-        house.collect()
-    assert house.index().readers == ("idle",)
+        fixture.collect()
+    assert fixture.index().readers == ("idle",)
 
 
-def test_two_of_one_name_fence_each_other_and_two_names_never_notice() -> None:
-    house = House()
-    house.append(5)
-    other = house.reader("other")
-    first = house.reader("name")
-    second = house.reader("name")
+def test_a_second_consumer_of_a_reader_fences_the_first_and_no_other_reader() -> None:
+    fixture = LogFixture()
+    fixture.append(5)
+    other = fixture.reader("other")
+    first = fixture.reader("name")
+    second = fixture.reader("name")
     with pytest.raises(Fenced, match=r"_readers/name.json"):
         read(first)
     assert read(second) == read(other) == [*range(5)]
 
 
-def test_a_look_that_finds_nothing_is_one_request_and_an_acknowledgement_one_more() -> None:
-    house = House()
-    reader = house.reader("reader")
-    house.append(1)
+def test_an_empty_poll_costs_one_request_and_so_does_an_acknowledgement() -> None:
+    fixture = LogFixture()
+    reader = fixture.reader("reader")
+    fixture.append(1)
     batch = reader.next_batch()
     assert batch is not None
-    house.store.requests.clear()
+    fixture.store.requests.clear()
     reader.ack_through(batch.sequence)
-    assert house.store.requests == {("put_if", "ingest/_readers/reader.json"): 1}
-    house.store.requests.clear()
+    assert fixture.store.requests == {("put_if", "ingest/_readers/reader.json"): 1}
+    fixture.store.requests.clear()
     assert reader.next_batch() is None
-    assert house.store.requests == {("get", KEY): 1}
+    assert fixture.store.requests == {("get", KEY): 1}
 
 
 def test_a_consumer_without_a_name_is_refused_on_a_log() -> None:
-    house = House()
+    fixture = LogFixture()
     with pytest.raises(InvalidInput, match="is a log with named readers: add reader=NAME"):
-        Consumer(ConsumerConfig(store=URL), store=house.store, runtime=house.runtime)
+        Consumer(ConsumerConfig(store=URL), store=fixture.store, runtime=fixture.runtime)
 
 
 @pytest.mark.parametrize("name", ["a/b", "../x", "a b", "\n", "-", "a" * 101])
-def test_odd_names_are_refused(name: str) -> None:
+def test_invalid_reader_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="use 1 to 100 letters"):
         ConsumerConfig(store=URL, reader=name)
 
 
-def test_what_a_foreign_consumer_takes_is_named_and_segments_are_not_touched(
+def test_batches_that_a_v1_consumer_dequeued_are_named_and_segments_are_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    house = House()
-    reader = house.reader("reader")
-    house.append(60)
-    end = house.index().end
-    thief = house.writer()
+    fixture = LogFixture()
+    reader = fixture.reader("reader")
+    fixture.append(60)
+    end = fixture.index().end
+    thief = fixture.writer()
     epoch = thief.claim_epoch(None).epoch
     taken = end + 2
     thief.dequeue(taken, epoch)
     assert read(reader, end) == [*range(end)]
     with pytest.raises(DataLoss, match="without knowing that it is a log"):
         read(reader)
-    house.append(60)
-    assert house.index().lost == ((end, taken + 1),)
+    fixture.append(60)
+    assert fixture.index().lost == ((end, taken + 1),)
     assert f"sequences {end} to {taken} were removed" in caplog.text
-    again = house.reader("reader", allow_data_loss=True)
+    again = fixture.reader("reader", allow_data_loss=True)
     assert read(again) == [*range(taken + 1, 120)]
 
 
 @pytest.mark.parametrize(
     ("kind", "data"), [("segment", b"rubbish"), ("segment", Manifest.empty().raw), ("page", b"{}")]
 )
-def test_a_damaged_part_is_named_and_readers_go_on_before_and_behind_it(
+def test_a_damaged_part_is_named_and_readers_can_read_before_and_after_it(
     kind: str, data: bytes
 ) -> None:
-    house = House()
-    house.append(200)
-    part = next(p for p in house.index().parts() if p.name.endswith(kind))
-    house.store.put(f"ingest/_log/{part.name}", data)
-    reader = house.reader("reader")
+    fixture = LogFixture()
+    fixture.append(200)
+    part = next(p for p in fixture.index().parts() if p.name.endswith(kind))
+    fixture.store.put(f"ingest/_log/{part.name}", data)
+    reader = fixture.reader("reader")
     with pytest.raises(CorruptData, match=rf"{part.name}.*sequences {part.first} to"):
         read(reader)
     assert reader.last_acked_sequence == (part.first - 1 if part.first else None)
-    reset_reader(house.view(), "other", part.end)
-    assert read(house.reader("other")) == [*range(part.end, 200)]
+    reset_reader(fixture.view(), "other", part.end)
+    assert read(fixture.reader("other")) == [*range(part.end, 200)]
 
 
 @pytest.mark.parametrize(
@@ -520,63 +528,63 @@ def test_an_index_that_breaks_the_format_is_refused(field: str, value: Any, want
         LogIndex.from_json(json.dumps({**index, field: value}).encode())
 
 
-def test_a_log_takes_so_many_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_readers_of_a_log_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_queue, "MOST_READERS", 1)
-    house = House()
-    house.reader("one")
+    fixture = LogFixture()
+    fixture.reader("one")
     with pytest.raises(InvalidInput, match="has 1 readers: delete some"):
-        house.reader("two")
+        fixture.reader("two")
 
 
-def test_a_deleted_reader_holds_nothing_and_its_consumer_is_refused() -> None:
-    house = House()
-    house.append(30)
-    reader, other = house.reader("reader"), house.reader("other")
+def test_a_deleted_reader_retains_nothing_and_its_consumer_is_refused() -> None:
+    fixture = LogFixture()
+    fixture.append(30)
+    reader, other = fixture.reader("reader"), fixture.reader("other")
     read(other)
-    assert house.collect() == 0
-    unregister(house.store, house.view().log, "reader")
-    house.runtime.advance(10)
-    assert house.collect() == 30
+    assert fixture.collect() == 0
+    unregister(fixture.store, fixture.view().log, "reader")
+    fixture.runtime.advance(10)
+    assert fixture.collect() == 30
     with pytest.raises(QueueReset, match="the reader was deleted"):
         reader.check_fence()
     with pytest.raises(InvalidInput, match="readers of this log: other"):
-        unregister(house.store, house.view().log, "reader")
+        unregister(fixture.store, fixture.view().log, "reader")
 
 
 def test_a_batch_that_was_queued_twice_is_delivered_once_across_restarts() -> None:
-    house = House()
-    house.append(40)
-    read(house.reader("reader"))
-    house.queue.append([NewEntry(house.locations[3])])
-    house.append(1)
-    assert read(house.reader("reader")) == [41]
+    fixture = LogFixture()
+    fixture.append(40)
+    read(fixture.reader("reader"))
+    fixture.queue.append([NewEntry(fixture.locations[3])])
+    fixture.append(1)
+    assert read(fixture.reader("reader")) == [41]
 
 
-def test_a_position_of_the_target_system_is_the_truth_forward_and_back() -> None:
-    house = House(retention_ms=WEEK_MS)
-    house.append(60)
-    assert read(house.reader("reader", 29)) == [*range(30, 60)]
-    assert read(house.reader("reader", 9)) == [*range(10, 60)]
+def test_a_position_from_the_target_system_wins_over_the_stored_one() -> None:
+    fixture = LogFixture(retention_ms=WEEK_MS)
+    fixture.append(60)
+    assert read(fixture.reader("reader", 29)) == [*range(30, 60)]
+    assert read(fixture.reader("reader", 9)) == [*range(10, 60)]
     with pytest.raises(QueueReset, match="ends at"):
-        house.reader("reader", 60)
+        fixture.reader("reader", 60)
 
 
-def test_a_reader_whose_position_is_gone_holds_what_it_may_not_have_read() -> None:
-    house = House()
-    house.append(40)
-    away, other = house.reader("away"), house.reader("other")
+def test_a_reader_without_its_position_retains_everything_that_it_may_not_have_read() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    away, other = fixture.reader("away"), fixture.reader("other")
     assert len(read(away, 10)) == 10
     away.close()
-    house.collect()
+    fixture.collect()
     read(other)
-    house.store.delete_many(["ingest/_readers/away.json"])
-    house.collect()
-    assert house.index().readers == ("away", "other")
-    assert read(house.reader("away")) == [*range(house.index().floor, 40)]
-    assert house.index().floor <= 10
+    fixture.store.delete_many(["ingest/_readers/away.json"])
+    fixture.collect()
+    assert fixture.index().readers == ("away", "other")
+    assert read(fixture.reader("away")) == [*range(fixture.index().floor, 40)]
+    assert fixture.index().floor <= 10
 
 
-# The index and the floor, as functions of values
+# The index and the floor as pure functions.
 
 INDEX = LogIndex("q", end=80, floor=10)
 
@@ -584,16 +592,16 @@ INDEX = LogIndex("q", end=80, floor=10)
 @pytest.mark.parametrize(
     ("positions", "retained_from", "floor", "why"),
     [
-        ({}, None, 10, "without readers and retention nothing goes"),
+        ({}, None, 10, "without readers and retention nothing is deleted"),
         ({"a": 30}, None, 30, "all readers have acknowledged"),
-        ({"a": 30, "b": 20}, None, 20, "the slowest reader holds"),
-        ({"a": 30, "b": 20}, 15, 15, "the retention holds, too"),
-        ({"a": 30}, 50, 30, "a retention that is over lets nothing go that is not read"),
+        ({"a": 30, "b": 20}, None, 20, "the slowest reader decides"),
+        ({"a": 30, "b": 20}, 15, 15, "the retention keeps more than the readers"),
+        ({"a": 30}, 50, 30, "unread batches are kept after the retention"),
         ({}, 50, 50, "without readers the retention decides alone"),
-        ({"a": 100}, None, 100, "all is read"),
+        ({"a": 100}, None, 100, "everything was read"),
         ({"a": 120}, 130, 100, "never beyond the end"),
         ({"a": 5}, None, 10, "a floor never falls"),
-        ({}, 5, 10, "nor for a longer retention"),
+        ({}, 5, 10, "the floor does not fall for a longer retention either"),
     ],
 )
 def test_the_floor_is_the_lowest_of_what_readers_and_retention_need(
@@ -611,10 +619,10 @@ def test_the_floor_is_the_lowest_of_what_readers_and_retention_need(
         ([(0, 10), (5, 12), (10, 20), (20, 25)], 25, [(0, 10), (10, 20), (20, 25)]),  # overlapping
         ([(5, 30), (14, 28), (28, 42)], 42, [(14, 28), (28, 42)]),  # older
         ([(0, 10), (14, 20), (15, 18)], 20, [(0, 10), (14, 20)]),  # a gap
-        ([(0, 10), (10, 20), (20, 30)], 15, [(0, 10), (10, 20)]),  # in the manifest, too
+        ([(0, 10), (10, 20), (20, 30)], 15, [(0, 10), (10, 20)]),  # also in the manifest
     ],
 )
-def test_segments_of_a_lost_index_are_put_in_a_row(
+def test_segments_of_a_lost_index_are_put_back_in_order(
     spans: list[tuple[int, int]], end: int, chain: list[tuple[int, int]]
 ) -> None:
     assert chain_of(spans, end) == chain

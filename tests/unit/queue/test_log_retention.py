@@ -1,4 +1,4 @@
-"""What a retention keeps where the clock of a producer is wrong."""
+"""The retention of a log whose producers have wrong clocks."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import pytest
 
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
-from tests.unit.queue.test_log import DAY_S, House, read, small
+from tests.unit.queue.test_log import DAY_S, LogFixture, read, small
 
 __all__ = ["small"]
 
 YEAR_MS = 365 * DAY_S * 1000
 
 
-class Clocks(House):
+class LogWithRetention(LogFixture):
     """A log with a retention of a day, and producers whose clocks differ."""
 
     def __init__(self) -> None:
         super().__init__(retention_ms=DAY_S * 1000)
 
     def append_dated(self, *, ahead_ms: int, named: bool) -> None:
-        """A batch whose record has a time that is ahead, and also its name if it is ``named``."""
+        """Append a batch whose record time is ahead, and also the time in its name if ``named``."""
         now_ms = self.runtime.now_ms()
         if named:
             self.runtime.set_wall_clock(now_ms + ahead_ms)
@@ -39,69 +39,69 @@ class Clocks(House):
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("later", [3, 40])  # in the manifest, in a segment
 def test_f50_a_record_from_the_future_does_not_stop_the_retention(named: bool, later: int) -> None:
-    world = Clocks()
-    reader = world.reader("reader")
-    world.append(5)
-    world.append_dated(ahead_ms=YEAR_MS, named=named)
-    world.append(later)
+    fixture = LogWithRetention()
+    reader = fixture.reader("reader")
+    fixture.append(5)
+    fixture.append_dated(ahead_ms=YEAR_MS, named=named)
+    fixture.append(later)
     assert len(read(reader)) == 6 + later
-    assert (world.index().end > 5) == (later == 40)
-    assert world.floor_after(0.5) == 0
-    assert world.floor_after(1) == 6 + later
-    assert world.view().since(world.runtime.now_ms()) == world.view().next_sequence
+    assert (fixture.index().end > 5) == (later == 40)
+    assert fixture.floor_after(0.5) == 0
+    assert fixture.floor_after(1) == 6 + later
+    assert fixture.view().since(fixture.runtime.now_ms()) == fixture.view().next_sequence
 
 
-def test_f50_a_batch_whose_times_are_all_ahead_is_as_old_as_the_next_one() -> None:
-    world = Clocks()
-    reader = world.reader("reader")
-    world.append(1)
-    world.append_dated(ahead_ms=YEAR_MS, named=True)
-    world.append_dated(ahead_ms=YEAR_MS, named=True)
-    world.runtime.advance(0.75 * DAY_S)
-    world.append(1)
-    world.runtime.advance(0.5 * DAY_S)
+def test_f50_a_batch_whose_times_are_all_ahead_gets_the_age_of_the_next_batch() -> None:
+    fixture = LogWithRetention()
+    reader = fixture.reader("reader")
+    fixture.append(1)
+    fixture.append_dated(ahead_ms=YEAR_MS, named=True)
+    fixture.append_dated(ahead_ms=YEAR_MS, named=True)
+    fixture.runtime.advance(0.75 * DAY_S)
+    fixture.append(1)
+    fixture.runtime.advance(0.5 * DAY_S)
     read(reader)
-    assert world.floor_after(0) == 1, "they may be as young as the batch after them"
-    assert world.floor_after(0.75) == 4
+    assert fixture.floor_after(0) == 1, "the batches may be as young as the one after them"
+    assert fixture.floor_after(0.75) == 4
 
 
-def test_f50_batches_of_a_producer_that_is_ahead_stay_until_another_one_appends() -> None:
-    world = Clocks()
-    reader = world.reader("reader")
+def test_f50_batches_of_a_producer_that_is_ahead_are_kept_until_another_producer_appends() -> None:
+    fixture = LogWithRetention()
+    reader = fixture.reader("reader")
     for _ in range(30):
-        world.append_dated(ahead_ms=YEAR_MS, named=True)
+        fixture.append_dated(ahead_ms=YEAR_MS, named=True)
     read(reader)
-    assert world.floor_after(3) == 0, "nothing says how old they are"
-    world.append(1)
+    assert fixture.floor_after(3) == 0, "their age is unknown"
+    fixture.append(1)
     read(reader)
-    assert world.floor_after(0) == 0
-    assert world.floor_after(1.5) == 31
+    assert fixture.floor_after(0) == 0
+    assert fixture.floor_after(1.5) == 31
 
 
-def test_f50_old_segments_after_a_batch_from_the_future_say_that_it_is_old() -> None:
-    world = Clocks()
-    reader = world.reader("reader")
-    world.append_dated(ahead_ms=YEAR_MS, named=True)
-    world.append(60)
+def test_f50_old_segments_after_a_batch_from_the_future_show_its_age() -> None:
+    fixture = LogWithRetention()
+    reader = fixture.reader("reader")
+    fixture.append_dated(ahead_ms=YEAR_MS, named=True)
+    fixture.append(60)
     read(reader)
-    assert world.manifest().first_sequence > 13
-    assert world.floor_after(2) == 61
+    assert fixture.manifest().first_sequence > 13
+    assert fixture.floor_after(2) == 61
 
 
 def test_a_clock_that_is_a_little_ahead_changes_nothing() -> None:
-    """A late batch of another producer must not make a young one look old."""
-    world = Clocks()
-    reader = world.reader("reader")
-    world.append_dated(ahead_ms=60_000, named=True)
-    world.append_dated(ahead_ms=-2 * DAY_S * 1000, named=True)
+    """A late batch of another producer must not make a young batch look old."""
+    fixture = LogWithRetention()
+    reader = fixture.reader("reader")
+    fixture.append_dated(ahead_ms=60_000, named=True)
+    fixture.append_dated(ahead_ms=-2 * DAY_S * 1000, named=True)
     read(reader)
-    assert world.floor_after(0.5) == 0
+    assert fixture.floor_after(0.5) == 0
 
 
-def test_a_start_at_a_time_counts_the_times_of_records_as_they_are() -> None:
-    world = Clocks()
-    world.append(5)
-    now_ms = world.runtime.now_ms()
-    world.append_dated(ahead_ms=YEAR_MS, named=False)
-    world.append(40)
-    assert world.view().since(now_ms + YEAR_MS // 2) == 5
+def test_a_start_at_a_time_uses_the_record_times_as_written() -> None:
+    fixture = LogWithRetention()
+    fixture.append(5)
+    now_ms = fixture.runtime.now_ms()
+    fixture.append_dated(ahead_ms=YEAR_MS, named=False)
+    fixture.append(40)
+    assert fixture.view().since(now_ms + YEAR_MS // 2) == 5

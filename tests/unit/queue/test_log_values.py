@@ -1,4 +1,4 @@
-"""The index of a log, its parts and its view as values: bytes, changes, gaps and counts."""
+"""The index of a log, its parts, and its view as values: bytes, changes, gaps, and counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from opendata_buffer.queue.log import (
 )
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.queue.test_log import House, small
+from tests.unit.queue.test_log import LogFixture, small
 
 __all__ = ["small"]
 
@@ -68,7 +68,7 @@ FULL_JSON = {
 }
 
 
-def test_an_index_is_read_and_written_as_earlier_releases_did() -> None:
+def test_an_index_is_read_and_written_as_in_earlier_releases() -> None:
     assert json.loads(FULL.to_json()) == FULL_JSON
     assert LogIndex.from_json(FULL.to_json()) == FULL
     least = {name: FULL_JSON[name] for name in ("version", "queue", "end", "floor")}
@@ -100,13 +100,13 @@ def test_a_field_that_breaks_the_format_is_named(field: str, value: Any, says: s
         LogIndex.from_json(json.dumps({**FULL_JSON, field: value}).encode())
 
 
-def test_a_part_may_be_of_one_entry_and_reach_to_the_largest_sequence() -> None:
+def test_a_part_may_have_one_entry_and_end_at_the_largest_sequence() -> None:
     last = module.LARGEST
     index = LogIndex("q", last, 0, ((Part(last - 1, last, 0, 0, "a"),),))
     assert LogIndex.from_json(index.to_json()) == index
 
 
-def test_a_page_names_parts_in_order_and_refuses_other_values() -> None:
+def test_a_page_lists_parts_in_order_and_refuses_invalid_values() -> None:
     rows = [[0, 8, 5, 9, "a"], [8, 20, 0, 7, "b"]]
     data = json.dumps({"version": 1, "parts": rows}).encode()
     assert page_from_json(data) == PARTS[:2]
@@ -114,7 +114,7 @@ def test_a_page_names_parts_in_order_and_refuses_other_values() -> None:
         page_from_json(json.dumps({"version": 1, "parts": [7]}).encode())
 
 
-def test_a_part_has_the_oldest_name_and_the_latest_record_of_its_entries() -> None:
+def test_a_part_stores_the_oldest_name_and_the_latest_record_time_of_its_entries() -> None:
     names = [f"p/{ULID}.batch", f"p/{ULID[:-16]}0000000000000000.batch", "p/by hand"]
     entries = [
         NewEntry(names[0], (Metadata(0, 70), Metadata(1, 90))),
@@ -131,7 +131,7 @@ def test_a_part_has_the_oldest_name_and_the_latest_record_of_its_entries() -> No
     ("location", "time_ms"),
     [(f"p/{ULID}.batch", ULID_MS), (f"p/{ULID}/00000000000000fe", 0), ("p/by hand", 0)],
 )
-def test_only_a_name_with_the_time_of_its_batch_has_one(location: str, time_ms: int) -> None:
+def test_only_the_name_of_a_batch_of_this_library_has_a_time(location: str, time_ms: int) -> None:
     assert name_ms(location) == time_ms
 
 
@@ -165,7 +165,7 @@ def test_every_change_of_an_index_is_counted_and_keeps_the_rest(
     ("floor", "kept", "floor_then"),
     [(3, "abc", 4), (9, "abc", 9), (10, "bc", 10), (22, "c", 22), (26, "", 26)],
 )
-def test_parts_that_end_a_while_before_the_floor_are_forgotten(
+def test_parts_that_end_well_before_the_floor_are_forgotten(
     floor: int, kept: str, floor_then: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 2)
@@ -176,7 +176,7 @@ def test_parts_that_end_a_while_before_the_floor_are_forgotten(
 
 
 @pytest.mark.parametrize(("floor", "lost"), [(31, ((24, 30),)), (32, ())])
-def test_what_was_lost_a_while_before_the_floor_is_forgotten(
+def test_lost_ranges_well_before_the_floor_are_forgotten(
     floor: int, lost: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 2)
@@ -202,7 +202,7 @@ def test_what_was_lost_a_while_before_the_floor_is_forgotten(
         ("i/_log/note", None, None),
     ],
 )
-def test_the_name_of_a_part_says_which_sequences_it_has(
+def test_the_name_of_a_segment_has_its_range_of_sequences(
     key: str, span: tuple[int, int] | None, end: int | None
 ) -> None:
     assert span_of_segment(key) == span
@@ -220,7 +220,7 @@ def test_the_name_of_a_part_says_which_sequences_it_has(
         ("i/_log/-08-x.page", -1),
     ],
 )
-def test_the_name_of_a_part_says_where_it_begins(key: str, first: int) -> None:
+def test_the_name_of_a_part_has_its_first_sequence(key: str, first: int) -> None:
     assert _begin_of_part(key) == first
 
 
@@ -233,13 +233,13 @@ def test_the_name_of_a_part_says_where_it_begins(key: str, first: int) -> None:
         ([(0, 10), (0, 12), (12, 20), (20, 30), (12, 25)], 30, [(0, 12), (12, 20), (20, 30)]),
     ],
 )
-def test_segments_that_lost_a_race_are_not_put_in_the_row(
+def test_segments_that_lost_a_race_are_left_out_of_the_chain(
     spans: list[tuple[int, int]], end: int, chain: list[tuple[int, int]]
 ) -> None:
     assert chain_of(spans, end) == chain
 
 
-def test_stored_segments_are_found_by_the_sequences_that_they_have(
+def test_stored_segments_are_found_by_their_range_of_sequences(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_LISTED", 2)
@@ -257,37 +257,37 @@ def test_stored_segments_are_found_by_the_sequences_that_they_have(
     assert log.stored_between(64, 99) == []
 
 
-def test_an_index_is_put_back_only_over_the_one_that_was_looked_at() -> None:
-    house = House()
-    house.append(40)
-    log = Log(house.store, house.config, house.runtime)
+def test_an_index_is_put_back_only_over_the_one_that_was_read() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    log = Log(fixture.store, fixture.config, fixture.runtime)
     old = log.need()
     restored = old.changed(floor=3)
     log.put_back(old, restored)
     assert log.need() == restored
     with pytest.raises(TransientStorageError, match=r"_log.json' in memory://log was changed mean"):
         log.put_back(old, old.changed(floor=5))
-    assert house.index() == restored
-    # The owner marker knows it too: an older copy is refused from now on.
-    house.store.put("ingest/_log.json", old.to_json())
+    assert fixture.index() == restored
+    # The owner marker has it too, so an older copy is refused from now on.
+    fixture.store.put("ingest/_log.json", old.to_json())
     with pytest.raises(
         CorruptData, match=r"_log.json' in memory://log went backwards: it had .* run"
     ):
-        house.index()
+        fixture.index()
 
 
-def test_each_segment_from_the_floor_on_is_read_or_named_with_its_fault() -> None:
-    house = House()
-    house.append(200)
-    log = Log(house.store, house.config, house.runtime)
+def test_each_segment_from_the_floor_on_is_read_or_reported_with_its_fault() -> None:
+    fixture = LogFixture()
+    fixture.append(200)
+    log = Log(fixture.store, fixture.config, fixture.runtime)
     index = log.need()
     whole = list(log.segments(index))
     assert [part.first for part, _ in whole] == sorted(part.first for part, _ in whole)
     assert all(isinstance(found, Manifest) for _, found in whole)
     assert sum(found.entry_count for _, found in whole if isinstance(found, Manifest)) == index.end
     fifth, last = whole[4][0], whole[-1][0]
-    house.store.delete_many([f"ingest/_log/{fifth.name}"])
-    log = Log(house.store, house.config, house.runtime)
+    fixture.store.delete_many([f"ingest/_log/{fifth.name}"])
+    log = Log(fixture.store, fixture.config, fixture.runtime)
     later = list(log.segments(replace(index, floor=fifth.first)))
     assert [part for part, _ in later] == [part for part, _ in whole[4:]]
     assert isinstance(later[0][1], CorruptData)
@@ -297,7 +297,7 @@ def test_each_segment_from_the_floor_on_is_read_or_named_with_its_fault() -> Non
     assert list(log.segments(replace(index, floor=last.end))) == []
 
 
-def test_gaps_that_overlap_or_touch_are_one() -> None:
+def test_gaps_that_overlap_or_touch_are_joined() -> None:
     ranges = [(5, 9), (0, 3), (9, 12), (20, 30), (22, 25)]
     assert joined_ranges(ranges) == [(0, 3), (5, 12), (20, 30)]
     gaps = [(3, 5), (5, 7), (9, 10)]
@@ -318,7 +318,7 @@ def queued(first: int, count: int) -> Manifest:
     return Manifest.starting_at(first, 0).append(entries)
 
 
-def test_a_view_counts_what_is_there_and_names_what_is_gone() -> None:
+def test_a_view_counts_the_present_entries_and_lists_the_missing_ranges() -> None:
     index = LogIndex(
         "q", 20, 4, ((Part(0, 8, 0, 0, "a"), Part(10, 20, 0, 0, "b")),), lost=((8, 10),)
     )
@@ -354,7 +354,7 @@ def test_a_view_of_a_manifest_alone_reads_its_entries() -> None:
     assert found.find("p/none", 23) is None
 
 
-def test_the_age_in_a_segment_is_that_of_its_oldest_name() -> None:
+def test_the_age_of_a_segment_is_the_age_of_its_oldest_name() -> None:
     index = LogIndex("q", 20, 0, ((Part(0, 8, 1_000, 0, "a"), Part(8, 20, 0, 0, "b")),))
     found = view(0, index, queued(20, 2))
     assert found.age_s(3_500) == found.age_s(3_500, 7) == 2.5
@@ -367,12 +367,12 @@ def test_the_age_in_a_segment_is_that_of_its_oldest_name() -> None:
 
 
 def test_a_location_is_found_in_segments_and_in_the_manifest() -> None:
-    house = House()
-    house.append(60)
-    found = house.view()
+    fixture = LogFixture()
+    fixture.append(60)
+    found = fixture.view()
     assert found.index.parts()[0].end <= 20 < found.manifest.first_sequence < 59
-    assert [found.find(house.locations[at], 0) for at in (3, 19, 59)] == [3, 19, 59]
-    assert found.find(house.locations[59], 59) == 59
-    assert found.find(house.locations[3], 20) is None, "segments before are not read"
-    assert found.starting_at(20).find(house.locations[3], 0) is None
+    assert [found.find(fixture.locations[at], 0) for at in (3, 19, 59)] == [3, 19, 59]
+    assert found.find(fixture.locations[59], 59) == 59
+    assert found.find(fixture.locations[3], 20) is None, "earlier segments are not read"
+    assert found.starting_at(20).find(fixture.locations[3], 0) is None
     assert found.find("ingest/other.batch", 0) is None

@@ -1,4 +1,4 @@
-"""What an owner marker says."""
+"""The content of an owner marker."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def test_f24_raw_keys_round_trip(key: str, watermark: Watermark | None) -> None:
         assert PrefixOwner.from_json(marker.to_json(key), key) == marker
 
 
-def test_half_a_watermark_is_none_and_one_that_makes_no_sense_is_refused() -> None:
+def test_an_incomplete_watermark_is_ignored_and_an_invalid_one_is_refused() -> None:
     for half in (b'"next_sequence": 7', b'"epoch": 1', b'"acked": 3, "acked_location": "a"'):
         data = b'{"version": 1, "manifest": "manifest", %s}' % half
         assert PrefixOwner.from_json(data, "ingest") == PrefixOwner("ingest/manifest", "")
-    # Passed over, it would make a manifest that was lost look like a new one.
+    # If it were ignored, a lost manifest would look like a new one.
     data = b'{"version": 1, "manifest": "manifest", "next_sequence": "7", "epoch": 1}'
     with pytest.raises(CorruptData, match="'next_sequence' is '7', and not a whole number"):
         PrefixOwner.from_json(data, "ingest")

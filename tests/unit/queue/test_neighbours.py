@@ -36,7 +36,7 @@ def claim(store: MemoryStore, prefix: str) -> None:
         ),
     ],
 )
-def test_f7_a_queue_inside_or_around_another_queue_or_topic_is_not_made(
+def test_f7_a_queue_inside_or_around_another_queue_or_topic_is_not_created(
     there: str, prefix: str, says: str
 ) -> None:
     store = MemoryStore()
@@ -46,9 +46,9 @@ def test_f7_a_queue_inside_or_around_another_queue_or_topic_is_not_made(
     assert [each.key for each in store.list("").objects] == [there]
 
 
-def test_queues_and_partitions_beside_each_other_are_made_and_used_again() -> None:
+def test_queues_and_partitions_next_to_each_other_are_created_and_reopened() -> None:
     store = MemoryStore()
-    for folder in ("p-0", "p-00000"):  # these are no partitions of a topic
+    for folder in ("p-0", "p-00000"):  # these names are not partitions of a topic
         store.put(f"{folder}/x", b"")
     store.put(f"lake/{TOPIC_KEY}", b"{}")
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_queues_and_partitions_beside_each_other_are_made_and_used_again() -> No
             claim(store, prefix)
 
 
-def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> None:
+def test_a_shortened_partition_name_does_not_create_a_queue_next_to_the_partition() -> None:
     store = MemoryStore()
     store.put(TOPIC_KEY, b'{"partitions": [{"name": "p-00000-04pn"}, {"name": "p-00001"}]}')
     claim(store, "p-00000-04pn")
@@ -67,7 +67,7 @@ def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> Non
 
 
 @pytest.mark.parametrize("root", ["", "lake/"])
-def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_is_made(
+def test_f4_no_queue_is_created_next_to_partitions_whose_topic_description_is_gone(
     root: str,
 ) -> None:
     store = MemoryStore()
@@ -78,10 +78,10 @@ def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_
     with pytest.raises(InvalidInput, match=r"'p-00000-04pn' of a topic at .*'_topic.json' is gone"):
         claim(store, f"{root}ingest")
     assert {each.key for each in store.list("").objects} == before
-    claim(store, f"{root}p-00001-05mv")  # that one belongs there
+    claim(store, f"{root}p-00001-05mv")  # this one is a partition of the topic
 
 
-def test_a_process_that_may_not_read_outside_of_the_prefix_gets_a_queue() -> None:
+def test_a_process_that_may_read_only_its_prefix_can_create_a_queue() -> None:
     class Walled(MemoryStore):
         def get(self, key: str, **options: object) -> object:  # type: ignore[override]
             if not key.startswith("ingest/"):

@@ -1,4 +1,4 @@
-"""Which queue a data prefix belongs to, and what its marker remembers."""
+"""The queue that owns a data prefix, and the watermark in its marker."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def _owned(store: MemoryStore, prefix: str, manifest: str) -> bool:
     return check_owner(store, _config(prefix, manifest)) is not None
 
 
-def test_f4_a_queue_made_anew_has_another_id_and_the_first_stays_until_then() -> None:
+def test_f4_a_queue_keeps_its_id_until_it_is_created_again() -> None:
     store = MemoryStore()
     first = _claim(store, "ingest", "ingest/manifest")
     before = store.get(owner_key("ingest"))
     assert _claim(store, "ingest", "ingest/manifest") == first
-    assert store.get(owner_key("ingest")) == before, "nothing was written"
+    assert store.get(owner_key("ingest")) == before, "the second claim wrote nothing"
     store.delete_many(["ingest/_owner.json"])
     assert _claim(store, "ingest", "ingest/manifest") not in ("", first)
 
@@ -84,7 +84,7 @@ def test_f2_a_claim_that_never_lands_is_a_transient_error() -> None:
         claim_queue(store, INGEST, runtime=ManualRuntime())
 
 
-def test_of_two_claims_at_once_the_first_stays() -> None:
+def test_the_first_of_two_concurrent_claims_wins() -> None:
     class Late(MemoryStore):
         def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             rival = b'{"version": 1, "manifest": "../rival"}'
@@ -95,7 +95,7 @@ def test_of_two_claims_at_once_the_first_stays() -> None:
         _claim(Late(), "ingest", "ingest/manifest")
 
 
-def test_the_error_about_a_marker_that_is_too_large_has_its_key_and_a_remedy() -> None:
+def test_the_error_about_a_marker_that_is_too_large_has_its_key_and_a_fix() -> None:
     store = MemoryStore()
     store.put("ingest/_owner.json", bytes(64 * 1024 + 1))
     with pytest.raises(
@@ -166,7 +166,9 @@ def restore_old(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("harm", [lose, restore_old])
-def test_f4_a_lost_or_restored_manifest_stops_everybody_and_destroys_nothing(harm: Any) -> None:
+def test_f4_a_lost_or_restored_manifest_stops_every_process_and_nothing_is_deleted(
+    harm: Any,
+) -> None:
     store = MemoryStore()
     produce(store, b"a", b"b", b"c", b"d", b"e")
     harm(store)
@@ -182,7 +184,7 @@ def test_f4_a_lost_or_restored_manifest_stops_everybody_and_destroys_nothing(har
     assert batches(store) == 5
 
 
-def test_f4_an_epoch_that_went_backwards_is_refused_too() -> None:
+def test_f4_an_epoch_that_went_backwards_is_refused() -> None:
     store = MemoryStore()
     produce(store, b"a")
     old = read_bytes(store, MANIFEST)
@@ -192,7 +194,7 @@ def test_f4_an_epoch_that_went_backwards_is_refused_too() -> None:
         consume(store)
 
 
-def test_f4_a_manifest_that_is_lost_after_the_claim_is_not_created_anew() -> None:
+def test_f4_a_manifest_that_is_lost_after_the_claim_is_not_created_again() -> None:
     store = MemoryStore()
     produce(store, b"a")
     claim = claim_for_writing(store, PRODUCER)
@@ -214,14 +216,14 @@ def test_starting_over_takes_a_command_and_gives_the_queue_a_new_id() -> None:
     new = marker(store)["id"]
     assert new not in ("", "01J5")
     assert (marker(store)["next_sequence"], marker(store)["colour"]) == (1, "red")
-    # A sound queue is not started over, whatever the command says.
+    # A sound queue is not recreated, even if the caller asks for it.
     claim_for_writing(store, PRODUCER, recreate=True)
     produce(store, b"d")
     assert marker(store)["id"] == new
     assert consume(store) == [b"c", b"d"]
 
 
-def test_of_two_that_start_over_the_first_ones_id_stays() -> None:
+def test_two_processes_that_recreate_a_queue_agree_on_the_first_ones_id() -> None:
     store = MemoryStore()
     produce(store, b"a")
     lose(store)
@@ -229,12 +231,12 @@ def test_of_two_that_start_over_the_first_ones_id_stays() -> None:
     assert first.queue_id == second.queue_id
 
 
-def test_a_marker_of_the_version_before_is_read_and_gains_the_watermark() -> None:
+def test_a_marker_without_a_watermark_is_read_and_gets_one() -> None:
     store = MemoryStore()
     store.put(OWNER_KEY, b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}\n')
     produce(store, b"a")
     assert marker(store) == {
-        "colour": "red",  # of a later version: kept
+        "colour": "red",  # a field of a later version is kept
         "version": 1,
         "manifest": "manifest",
         "id": "01J5",
@@ -247,7 +249,7 @@ def test_a_marker_of_the_version_before_is_read_and_gains_the_watermark() -> Non
     assert marker(store)["acked_location"].endswith(".batch")
 
 
-def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_before() -> None:
+def test_a_consumer_adds_the_location_of_its_last_batch_to_a_note_of_the_collector() -> None:
     store = MemoryStore()
     produce(store, b"a", b"b")
     (_, last) = Manifest.parse(read_bytes(store, MANIFEST)).entries()
@@ -256,18 +258,18 @@ def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_befo
             assert consumer.next_batch() is not None
         consumer.ack_through(1)
         consumer.flush()
-        # Seen by a collector after the acknowledgement, before the consumer's own note.
+        # A collector notes the acknowledgement before the consumer does.
         collector = claim_queue(store, CONSUMER, runtime=ManualRuntime())
         collector.note(Manifest.parse(read_bytes(store, MANIFEST)), now=True)
         assert marker(store)["acked"] == 1
     assert marker(store)["acked_location"] == last.location
-    # Who knows less does not take it away.
+    # A process that knows less does not remove the location.
     assert consume(store) == []
     collector.note(Manifest.parse(read_bytes(store, MANIFEST)), now=True)
     assert marker(store)["acked_location"] == last.location
 
 
-def test_a_fenced_consumer_does_not_tell_where_a_batch_was_that_still_waits() -> None:
+def test_a_fenced_consumer_does_not_note_the_location_of_a_batch_that_is_still_queued() -> None:
     store = MemoryStore()
     produce(store, b"a", b"b", b"c")
     zombie = Consumer(CONSUMER, store=store)
@@ -286,14 +288,14 @@ def test_a_fenced_consumer_does_not_tell_where_a_batch_was_that_still_waits() ->
     with pytest.raises(Fenced):
         zombie.ack_through(2)
     zombie.close()
-    # The last one that left is the first; the others wait for the successor.
+    # Only the first batch was dequeued; the others wait for the successor.
     assert marker(store)["acked"] == 0
     assert marker(store)["acked_location"] == ""
     assert len(successor) == 1
     successor[0].close()
 
 
-def test_a_note_into_the_marker_of_a_queue_that_started_over_writes_nothing() -> None:
+def test_a_note_for_a_queue_that_was_recreated_meanwhile_writes_nothing() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     old = claim_queue(store, PRODUCER, runtime=runtime)
     store.put(OWNER_KEY, b'{"version": 1, "manifest": "manifest", "id": "another"}\n')
@@ -301,7 +303,7 @@ def test_a_note_into_the_marker_of_a_queue_that_started_over_writes_nothing() ->
     assert marker(store) == {"version": 1, "manifest": "manifest", "id": "another"}
 
 
-def test_a_marker_that_cannot_be_written_is_no_error_of_the_append() -> None:
+def test_an_append_succeeds_although_the_marker_cannot_be_written() -> None:
     class ReadOnlyMarker(MemoryStore):
         broken = False
         tried = 0
@@ -318,7 +320,7 @@ def test_a_marker_that_cannot_be_written_is_no_error_of_the_append() -> None:
     queue = Queue(store, PRODUCER, runtime=runtime, role="producer", claim=claim)
     assert queue.append([entry(0)]) == 0
     assert "next_sequence" not in marker(store)
-    # Nor does each append try again.
+    # Later appends do not retry it either.
     tried = store.tried
     assert queue.append([entry(1)]) == 1
     assert store.tried == tried
@@ -339,18 +341,20 @@ def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:
     assert batches(store) == 1
 
 
-# ---- the grace period, which is the same for all programs of a queue
+# ---- the grace period, which all programs of a queue share
 
 
 @pytest.mark.parametrize(("own_ms", "written_ms"), [(None, 600_000), (7_000, 7_000)])
-def test_who_creates_a_queue_writes_its_grace_period(own_ms: int | None, written_ms: int) -> None:
+def test_the_process_that_creates_a_queue_writes_its_grace_period(
+    own_ms: int | None, written_ms: int
+) -> None:
     store = MemoryStore()
     gc = GarbageCollectorConfig(enabled=False, grace_period_ms=own_ms)
     consume(store, replace(CONSUMER, gc=gc, create_if_missing=True))
     assert marker(store)["grace_period_ms"] == written_ms
 
 
-def test_a_program_that_contradicts_says_so_once_and_goes_by_the_queue_s(
+def test_a_program_with_another_grace_period_warns_once_and_uses_that_of_the_queue(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     runtime = ManualRuntime()
@@ -369,7 +373,7 @@ def test_a_program_that_contradicts_says_so_once_and_goes_by_the_queue_s(
     assert not caplog.messages
 
 
-def test_f5_a_collector_goes_by_the_queue_s_grace_period() -> None:
+def test_f5_a_collector_uses_the_grace_period_of_its_queue() -> None:
     runtime = ManualRuntime()
     store = MemoryStore(now_ms=runtime.now_ms)
     claim_queue(store, INGEST, runtime=runtime, grace_ms=3_600_000)
@@ -382,7 +386,7 @@ def test_f5_a_collector_goes_by_the_queue_s_grace_period() -> None:
     assert GarbageCollector(store, hasty, runtime=runtime).run_once().deleted == 1
 
 
-def test_a_marker_of_an_older_release_gets_the_first_value_that_a_program_is_given() -> None:
+def test_a_marker_of_an_older_release_gets_the_first_configured_grace_period() -> None:
     store = MemoryStore()
     old = {"version": 1, "manifest": "manifest", "id": "01J5T4R3KXBMZ7QV9N2WG8YDHP", "more": [1]}
     store.put(OWNER_KEY, json.dumps(old).encode())
@@ -393,7 +397,7 @@ def test_a_marker_of_an_older_release_gets_the_first_value_that_a_program_is_giv
     assert claim_for_writing(store, INGEST, grace_ms=8_000).grace_ms == 9_000
 
 
-def test_a_queue_that_starts_over_keeps_its_grace_period() -> None:
+def test_a_recreated_queue_keeps_its_grace_period() -> None:
     store = MemoryStore()
     claim_for_writing(store, INGEST, grace_ms=7_000)
     produce(store, b"a")
@@ -402,7 +406,7 @@ def test_a_queue_that_starts_over_keeps_its_grace_period() -> None:
     assert marker(store)["grace_period_ms"] == 7_000
 
 
-def test_f7_a_changed_grace_period_is_kept_by_notes_and_refused_to_another_queue() -> None:
+def test_f7_notes_keep_a_changed_grace_period_and_another_queue_cannot_change_it() -> None:
     store = MemoryStore()
     produce(store, b"a")
     change_grace_period(store, INGEST, ManualRuntime(), 5_000)

@@ -48,7 +48,7 @@ def make(store: ScriptedStore, **settings: int) -> Queue:
 
 
 def started(*script: Step, **settings: int) -> tuple[ScriptedStore, Queue]:
-    """A queue with entry 0, whose later writes follow the script."""
+    """Return a queue with entry 0 whose later writes follow the script."""
     store = ScriptedStore(applied, *script)
     queue = make(store, **settings)
     queue.append([entry(0)])
@@ -65,7 +65,7 @@ def locations(store: ScriptedStore) -> list[str]:
 
 
 def as_other(change: Callable[[Manifest], Manifest]) -> Callable[[ScriptedStore], None]:
-    """Another process changes the manifest."""
+    """Return a step in which another process changes the manifest."""
 
     def write(store: ScriptedStore) -> None:
         blob = store.get(KEY)
@@ -83,7 +83,7 @@ dequeue_all = as_other(lambda manifest: manifest.drop_through(manifest.next_sequ
 
 
 class InFlight:
-    """A write without an answer, which is applied when the test lets it."""
+    """A write without an answer that is applied when the test asks for it."""
 
     def __call__(
         self, store: ScriptedStore, key: str, data: bytes, condition: str | None
@@ -101,14 +101,14 @@ def test_append_creates_the_manifest_and_numbers_the_group() -> None:
     assert queue.append([entry(0), entry(1)]) == 0
     reads = store.gets
     assert queue.append([entry(2)]) == 2
-    assert store.gets == reads, "the second append is made from memory"
+    assert store.gets == reads, "the second append does not read the manifest"
     assert [e.sequence for e in stored(store).entries()] == [0, 1, 2]
     assert stored(store).epoch == 0
-    assert not queue.seal(), "only an empty queue is"
+    assert not queue.seal(), "only an empty queue is claimed without a read"
     assert queue.append([entry(3)]) == 3
 
 
-def test_a_lost_race_is_run_again_on_what_the_winner_wrote() -> None:
+def test_a_change_that_lost_a_race_is_applied_to_the_manifest_of_the_winner() -> None:
     store, queue = started(before(applied, append_as_other(7)))
     assert queue.append([entry(1)]) == 2
     assert locations(store) == [entry(0).location, entry(7).location, entry(1).location]
@@ -124,19 +124,19 @@ def test_f1_f2_an_append_whose_answer_was_lost_is_found_not_repeated(
     assert locations(store) == [entry(n).location for n in range(3)]
 
 
-def test_f1_an_append_is_found_behind_later_appends_of_others() -> None:
+def test_f1_an_append_is_found_before_later_appends_of_others() -> None:
     store, queue = started(then(applied_answer_lost, append_as_other(7)))
     assert queue.append([entry(1)]) == 1
     assert locations(store) == [entry(0).location, entry(1).location, entry(7).location]
 
 
-def test_f2_an_append_that_was_not_applied_is_tried_again() -> None:
+def test_f2_an_append_that_was_not_applied_is_retried() -> None:
     store, queue = started(not_applied_answer_lost)
     assert queue.append([entry(1)]) == 1
     assert locations(store) == [entry(0).location, entry(1).location]
 
 
-def test_f2_a_group_of_which_a_part_was_dequeued_counts_as_landed() -> None:
+def test_f2_a_group_that_was_partly_dequeued_counts_as_landed() -> None:
     dequeue_two = as_other(lambda manifest: manifest.drop_through(1))
     store = ScriptedStore(then(applied_answer_lost, dequeue_two))
     assert make(store).append([entry(0), entry(1), entry(2)]) == 0
@@ -154,7 +154,7 @@ def test_f2_an_append_dequeued_before_it_was_found_is_unknown() -> None:
 
 
 def test_f2_a_write_that_lands_late_is_found_by_the_retry() -> None:
-    """The answer is lost, the manifest still unchanged when read, then the write lands."""
+    """The answer is lost, a read shows the manifest unchanged, and then the write lands."""
     late = InFlight()
     store, queue = started(late, before(applied, late.land))
     assert queue.append([entry(1)]) == 1
@@ -162,7 +162,7 @@ def test_f2_a_write_that_lands_late_is_found_by_the_retry() -> None:
 
 
 def test_f2_a_write_that_lands_after_the_read_and_is_dequeued_is_unknown() -> None:
-    """A read that finds the version of the lost write unchanged does not end the doubt."""
+    """A read that finds an unchanged version does not prove that the write failed."""
     late = InFlight()
 
     def land_and_dequeue(store: ScriptedStore) -> None:
@@ -176,15 +176,17 @@ def test_f2_a_write_that_lands_after_the_read_and_is_dequeued_is_unknown() -> No
 
 
 @pytest.mark.parametrize("later", [not_applied_answer_lost, lambda *_: outcomes.Conflict()])
-def test_answers_lost_until_the_deadline_are_unknown(later: Callable[..., PutOutcome]) -> None:
+def test_answers_lost_until_the_deadline_leave_the_outcome_unknown(
+    later: Callable[..., PutOutcome],
+) -> None:
     _, queue = started(not_applied_answer_lost, *[later] * 10_000, timeout_ms=1_000)
     with pytest.raises(CommitStateUnknown, match="may or may not have landed") as caught:
         queue.append([entry(1)])
     assert "Nothing was written" not in str(caught.value)
 
 
-def test_answers_lost_until_the_deadline_are_no_conflict_with_others() -> None:
-    # Of a change that may be repeated nothing is unknown; but nobody raced it, and it may be there.
+def test_answers_lost_until_the_deadline_are_not_reported_as_a_conflict() -> None:
+    # A repeatable change never ends unknown. No other process raced it, and it may have landed.
     _, queue = started(*[not_applied_answer_lost] * 10_000, timeout_ms=1_000)
     with pytest.raises(TransientStorageError, match=r"answers were lost: .*reset") as caught:
         queue.claim_epoch(None)
@@ -220,7 +222,7 @@ def test_f1_a_conflict_at_the_deadline_is_unknown_when_the_manifest_cannot_be_re
         queue.append([entry(0)])
 
 
-def test_a_guard_stops_an_append_with_a_value_decided_on_what_storage_holds() -> None:
+def test_a_guard_decides_on_the_stored_manifest_and_not_on_the_remembered_one() -> None:
     store, queue = started()
 
     def full(before: Manifest) -> str | None:
@@ -251,7 +253,7 @@ def test_a_bad_manifest_is_named_with_its_store_and_key() -> None:
 
 
 @pytest.mark.parametrize("call", ["read", "append", "claim", "dequeue"])
-def test_a_store_that_never_answers_is_given_up_at_the_deadline(call: str) -> None:
+def test_a_store_that_never_answers_fails_the_call_at_the_deadline(call: str) -> None:
     runtime = ManualRuntime()
     store = DeafStore(runtime)
     config = QueueConfig(store="memory://unused").with_timeout(20_000)
@@ -267,7 +269,7 @@ def test_a_store_that_never_answers_is_given_up_at_the_deadline(call: str) -> No
         "claim": lambda: queue.claim_epoch(None),
         "dequeue": lambda: queue.dequeue(0, epoch),
     }
-    # An append that was sent may have landed; of all else nothing was sent but a read.
+    # An append was sent and may have landed; the other calls sent only a read.
     with pytest.raises(CommitStateUnknown if call == "append" else TransientStorageError):
         calls[call]()
     assert runtime.monotonic() - started <= 25.0
@@ -285,7 +287,7 @@ def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
     with pytest.raises(Conflict) as caught:
         queue.append([entry(0)])
     assert 4.9 <= runtime.monotonic() - started <= 5.1
-    # 10 ms, doubling up to 2 s: a handful of attempts, not a hot loop.
+    # The pauses double from 10 ms up to 2 s, so there are few attempts.
     assert 3 <= caught.value.attempts < 40
     assert "timeout_ms" in str(caught.value)
 
@@ -301,7 +303,7 @@ def test_f4_a_vanished_manifest_is_never_recreated() -> None:
 
 
 def test_f4_f10_an_epoch_that_went_backwards_is_refused() -> None:
-    # As many entries as before, but an old owner would own the queue again.
+    # The number of entries is unchanged, but an old owner would own the queue again.
     store, queue = started()
     queue.claim_epoch(None)
     store.put(KEY, Manifest.empty().append([entry(0)]).raw)
@@ -309,7 +311,7 @@ def test_f4_f10_an_epoch_that_went_backwards_is_refused() -> None:
         queue.read()
 
 
-def test_read_of_a_missing_queue_is_none_and_of_an_unchanged_one_costs_no_body() -> None:
+def test_read_returns_none_for_a_missing_queue_and_no_body_for_an_unchanged_one() -> None:
     store = ScriptedStore()
     queue = make(store)
     assert queue.read() is None
@@ -318,7 +320,7 @@ def test_read_of_a_missing_queue_is_none_and_of_an_unchanged_one_costs_no_body()
     assert queue.read() is first
 
 
-def test_f35_a_manifest_that_grew_too_large_pushes_back() -> None:
+def test_f35_a_manifest_that_grew_too_large_refuses_appends() -> None:
     store = ScriptedStore()
     queue = make(store, max_manifest_bytes=150)
     queue.append([entry(0), entry(1)])
@@ -331,7 +333,7 @@ def test_f35_a_manifest_that_grew_too_large_pushes_back() -> None:
     assert queue.append([entry(2)]) == 2, "the remembered manifest is still full"
 
 
-def test_f35_a_manifest_is_warned_about_from_half_of_its_limit_on_every_ten_seconds(
+def test_f35_a_manifest_above_half_of_its_limit_is_warned_about_every_ten_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store, runtime = ScriptedStore(), ManualRuntime()
@@ -358,7 +360,7 @@ def test_an_empty_group_is_refused() -> None:
         make(ScriptedStore()).append([])
 
 
-def test_each_claim_takes_the_next_epoch_and_one_with_a_lost_answer_another() -> None:
+def test_each_claim_takes_the_next_epoch_and_a_lost_answer_costs_one_more() -> None:
     store = ScriptedStore()
     assert make(store).claim_epoch(None).epoch == 1, "the claim creates the queue"
     store.script = [applied_answer_lost]
@@ -378,7 +380,7 @@ def test_f4_f27_claim_refuses_a_position_the_queue_never_had() -> None:
     assert make(store).claim_epoch(0).first_sequence == 1
 
 
-def test_dequeue_is_one_write_whatever_the_distance_and_repeatable() -> None:
+def test_dequeue_is_repeatable_and_one_write_for_any_number_of_entries() -> None:
     store = ScriptedStore()
     make(store).append([entry(n) for n in range(500)])
     queue = make(store)
@@ -393,14 +395,14 @@ def test_dequeue_is_one_write_whatever_the_distance_and_repeatable() -> None:
 
 def test_a_change_that_breaks_the_format_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
     store, queue = started()
-    # No change of this library does it; this is the last gate before storage.
+    # No change of this library does this; it is the last check before the store.
     monkeypatch.setattr(Manifest, "with_epoch", lambda self, epoch: Manifest.empty())
     with pytest.raises(CorruptManifest, match="next_sequence falls from 1 to 0"):
         queue.claim_epoch(None)
     assert store.puts == 1
 
 
-def test_f8_dequeue_of_a_fenced_consumer_changes_nothing() -> None:
+def test_f8_a_dequeue_by_a_fenced_consumer_changes_nothing() -> None:
     store = ScriptedStore()
     old = make(store)
     old.append([entry(0)])
@@ -412,8 +414,10 @@ def test_f8_dequeue_of_a_fenced_consumer_changes_nothing() -> None:
     assert len(locations(store)) == 1
 
 
-def test_f8_a_lost_answer_before_a_takeover_is_fenced_although_it_was_applied() -> None:
-    """What the caller has to expect: it processed the batch, and its successor does not get it."""
+def test_f8_a_dequeue_with_a_lost_answer_before_a_takeover_is_fenced_although_it_was_applied() -> (
+    None
+):
+    """The caller must expect this: it processed the batch, and its successor does not get it."""
     taken_over = then(applied_answer_lost, as_other(lambda now: now.with_epoch(now.epoch + 1)))
     store, queue = started(applied, taken_over)
     epoch = queue.claim_epoch(None).epoch
@@ -431,7 +435,7 @@ def test_f27_dequeue_beyond_the_tail_is_refused() -> None:
 
 
 def test_the_manifest_is_created_only_if_absent() -> None:
-    """Two processes create the queue at once: the second sees the first's entries."""
+    """Two processes create the queue at the same time; the second sees the entries of the first."""
 
     def create(store: ScriptedStore) -> None:
         raw = Manifest.empty().append([entry(9)]).raw
@@ -442,7 +446,7 @@ def test_the_manifest_is_created_only_if_absent() -> None:
     assert locations(store) == [entry(9).location, entry(0).location]
 
 
-def test_an_empty_queue_is_sealed_and_takes_nothing_more() -> None:
+def test_a_sealed_empty_queue_refuses_appends() -> None:
     queue = make(ScriptedStore())
     assert queue.seal()
     assert queue.seal()
@@ -459,19 +463,19 @@ def test_an_append_that_races_with_the_seal_is_either_in_the_queue_or_refused() 
     store, queue = started()
     queue.dequeue(0, queue.claim_epoch(None).epoch)
     store.script = [before(applied_then_412, append_as_other(1))]
-    assert not make(store).seal()  # the append was first
+    assert not make(store).seal()  # the append won
     assert locations(store) == [entry(1).location]
     queue.dequeue(1, 1)
     slow = make(store)
     slow.read()
-    assert make(store).seal()  # the seal was first
+    assert make(store).seal()  # the seal won
     with pytest.raises(Drained):
         slow.append([entry(2)])
     assert locations(store) == []
 
 
 @pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
-def test_f1_f2_a_seal_whose_answer_is_lost_holds(step: Step) -> None:
+def test_f1_f2_a_seal_whose_answer_was_lost_is_in_effect(step: Step) -> None:
     store = ScriptedStore(step)
     assert make(store).seal()
     assert stored(store).sealed
@@ -483,11 +487,11 @@ def test_an_entry_is_replaced_only_while_it_names_the_batch_that_was_read() -> N
     queue.append([entry(0), entry(1)])
     after = queue.replace(0, entry(0).location, entry(5))
     assert (locations(store), after.epoch) == ([entry(5).location, entry(1).location], 1)
-    # Somebody else has replaced it since: that batch is not the one to be passed by.
+    # Another process has replaced the entry since, so its batch must not be skipped.
     with pytest.raises(InvalidInput, match=r"sequence 0 .* names .*005\.batch' by now"):
         queue.replace(0, entry(0).location, entry(6))
     with pytest.raises(InvalidInput, match="sequence 2 is not queued"):
         queue.replace(2, entry(2).location, entry(6))
     assert stored(store) == after
-    # Again, because its answer was lost: nothing more is done.
+    # The call is repeated because its answer was lost, and changes nothing more.
     assert queue.replace(0, entry(0).location, entry(5)) == after

@@ -1,4 +1,4 @@
-"""A log as one named reader sees it: starts, expiry, and races with others of its name."""
+"""A log as one named reader sees it: starts, expiry, and races with its other instances."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opendata_buffer import (
 from opendata_buffer.admin.rebuild import rebuild_index
 from opendata_buffer.admin.target import Target
 from opendata_buffer.queue.queue import Queue
-from tests.unit.queue.test_log import DAY_S, KEY, House, read, small
+from tests.unit.queue.test_log import DAY_S, KEY, LogFixture, read, small
 
 __all__ = ["small"]
 
@@ -27,138 +27,140 @@ class Killed(Exception):
     """The process is gone."""
 
 
-def test_f44_a_reader_that_expires_is_left_out_of_the_floor_and_told_so() -> None:
-    house = House()
-    house.append(40)
-    slow, quick = house.reader("slow"), house.reader("quick")
+def test_f44_an_expired_reader_does_not_hold_the_floor_and_gets_an_error() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    slow, quick = fixture.reader("slow"), fixture.reader("quick")
     assert len(read(slow, 10)) == 10
     slow.close()
-    house.runtime.advance(6 * DAY_S)
+    fixture.runtime.advance(6 * DAY_S)
     assert len(read(quick)) == 40
-    house.collect()
-    assert house.index().floor == 10
-    house.runtime.advance(2 * DAY_S)
-    house.append(1)
+    fixture.collect()
+    assert fixture.index().floor == 10
+    fixture.runtime.advance(2 * DAY_S)
+    fixture.append(1)
     read(quick)
-    house.collect()
-    assert (house.index().floor, house.index().readers) == (41, ("quick",))
+    fixture.collect()
+    assert (fixture.index().floor, fixture.index().readers) == (41, ("quick",))
     with pytest.raises(DataLoss) as lost:
-        house.reader("slow")
+        fixture.reader("slow")
     for part in ("'slow'", "604800 s", "10", "41"):
         assert part in str(lost.value)
-    assert house.reader("slow", allow_data_loss=True).first_sequence == 41
+    assert fixture.reader("slow", allow_data_loss=True).first_sequence == 41
 
 
 def test_f44_a_reader_whose_clock_is_far_behind_does_not_expire_while_it_reads() -> None:
-    """The store knows when its position was written."""
-    house = House()
-    house.append(40)
-    slow, quick = house.reader("slow"), house.reader("quick")
+    """The store records when the position was written."""
+    fixture = LogFixture()
+    fixture.append(40)
+    slow, quick = fixture.reader("slow"), fixture.reader("quick")
     read(quick)
-    right_ms = house.runtime.now_ms()
-    house.store._now_ms = lambda: right_ms
-    house.runtime.set_wall_clock(right_ms - 8 * DAY_S * 1000)
+    right_ms = fixture.runtime.now_ms()
+    fixture.store._now_ms = lambda: right_ms
+    fixture.runtime.set_wall_clock(right_ms - 8 * DAY_S * 1000)
     read(slow, 10)
-    house.runtime.set_wall_clock(right_ms)
-    house.store._now_ms = house.runtime.now_ms
-    house.collect()
-    assert (house.index().floor, house.index().readers) == (10, ("quick", "slow"))
+    fixture.runtime.set_wall_clock(right_ms)
+    fixture.store._now_ms = fixture.runtime.now_ms
+    fixture.collect()
+    assert (fixture.index().floor, fixture.index().readers) == (10, ("quick", "slow"))
 
 
-def test_a_reader_that_was_suspended_until_it_expired_goes_on_where_that_is_kept() -> None:
-    house = House()
-    house.append(40)
-    idle, slow = house.reader("idle"), house.reader("slow")
+def test_a_reader_that_was_suspended_until_it_expired_continues_if_its_next_batch_is_retained() -> (
+    None
+):
+    fixture = LogFixture()
+    fixture.append(40)
+    idle, slow = fixture.reader("idle"), fixture.reader("slow")
     read(idle)
-    house.runtime.advance(8 * DAY_S)
-    read(house.reader("quick"))
-    house.collect()
-    assert (house.index().floor, house.index().readers) == (40, ("quick",))
-    house.append(1)
+    fixture.runtime.advance(8 * DAY_S)
+    read(fixture.reader("quick"))
+    fixture.collect()
+    assert (fixture.index().floor, fixture.index().readers) == (40, ("quick",))
+    fixture.append(1)
     assert read(idle) == [40]
     with pytest.raises(DataLoss, match="'slow' did not move"):
         read(slow)
 
 
-def test_a_reader_that_expired_and_goes_on_in_two_processes_is_fenced_in_one() -> None:
-    house = House()
-    house.append(30)
-    old = house.reader("reader")
-    house.runtime.advance(8 * DAY_S)
-    quick, write = house.reader("quick"), house.store.put_if
-    house.collect()
-    assert house.index().readers == ("quick",)
+def test_an_expired_reader_that_continues_in_two_processes_is_fenced_in_one() -> None:
+    fixture = LogFixture()
+    fixture.append(30)
+    old = fixture.reader("reader")
+    fixture.runtime.advance(8 * DAY_S)
+    quick, write = fixture.reader("quick"), fixture.store.put_if
+    fixture.collect()
+    assert fixture.index().readers == ("quick",)
 
     def another_process() -> None:
-        assert read(house.reader("reader")) == read(quick) == [*range(30)]
-        house.collect()
-        assert house.index().floor == 30
+        assert read(fixture.reader("reader")) == read(quick) == [*range(30)]
+        fixture.collect()
+        assert fixture.index().floor == 30
 
     def followed_by_another(key: str, *arguments: Any) -> Any:
-        assert key.endswith("/reader.json"), "it says first that it is alive"
+        assert key.endswith("/reader.json"), "it first writes that it is alive"
         outcome = write(key, *arguments)
-        house.store.put_if = write  # type: ignore[method-assign]
-        Context().run(another_process)  # the deadline of the call here is not its own
+        fixture.store.put_if = write  # type: ignore[method-assign]
+        Context().run(another_process)  # without the deadline of this call
         return outcome
 
-    house.store.put_if = followed_by_another  # type: ignore[method-assign]
+    fixture.store.put_if = followed_by_another  # type: ignore[method-assign]
     with pytest.raises(Fenced):
         old.check_fence()
 
 
-def behind_a_long_manifest(monkeypatch: pytest.MonkeyPatch) -> tuple[House, Consumer]:
-    """A reader of a log whose producers move nothing, as those of v1."""
-    house = House()
+def reader_with_a_long_manifest(monkeypatch: pytest.MonkeyPatch) -> tuple[LogFixture, Consumer]:
+    """Return a reader of a log whose producers never move entries, like those of v1."""
+    fixture = LogFixture()
     monkeypatch.setattr(Queue, "_move", lambda self, manifest: None)
-    house.append(60)
-    reader = house.reader("reader")
-    house.append(1)
-    return house, reader
+    fixture.append(60)
+    reader = fixture.reader("reader")
+    fixture.append(1)
+    return fixture, reader
 
 
-def test_a_reader_reads_a_manifest_that_it_cannot_make_shorter(
+def test_a_reader_can_read_a_manifest_that_it_cannot_shorten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house, reader = behind_a_long_manifest(monkeypatch)
-    write = house.store.put_if
+    fixture, reader = reader_with_a_long_manifest(monkeypatch)
+    write = fixture.store.put_if
 
     def put_if(key: str, *rest: Any) -> Any:
         return outcomes.Conflict() if key == KEY else write(key, *rest)
 
-    house.store.put_if = put_if  # type: ignore[method-assign]
+    fixture.store.put_if = put_if  # type: ignore[method-assign]
     assert read(reader) == [*range(61)]
 
 
-def test_a_reader_that_is_replaced_while_it_moves_entries_is_fenced_and_lost_nothing(
+def test_a_reader_that_is_replaced_while_it_moves_entries_is_fenced_without_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    house, running = behind_a_long_manifest(monkeypatch)
+    fixture, running = reader_with_a_long_manifest(monkeypatch)
     shorten = Queue.shorten
 
     def shorten_late(self: Queue, *arguments: Any) -> Any:
         monkeypatch.undo()
-        successor = house.reader("reader")
+        successor = fixture.reader("reader")
         assert read(successor) == [*range(61)]
         successor.close()
-        house.collect()
-        house.append(60)
+        fixture.collect()
+        fixture.append(60)
         return shorten(self, *arguments)
 
     monkeypatch.setattr(Queue, "shorten", shorten_late)
     with pytest.raises(Fenced):
         running.next_descriptors(1)
-    assert house.index().floor == 61
+    assert fixture.index().floor == 61
 
 
-def test_a_position_that_was_read_too_early_names_the_instance_that_acknowledged_more() -> None:
-    house = House()
-    house.append(40)
-    first = house.reader("billing")
+def test_the_error_about_an_old_saved_position_names_the_instance_that_acknowledged_more() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    first = fixture.reader("billing")
     assert len(read(first, 10)) == 10
-    house.collect()
-    assert house.index().floor == 10
+    fixture.collect()
+    assert fixture.index().floor == 10
     with pytest.raises(DataLoss) as lost:
-        house.reader("billing", 4)  # as the first instance had saved it before
+        fixture.reader("billing", 4)  # which the first instance had saved earlier
     text = str(lost.value)
     for part in (
         "Another instance of reader 'billing' has acknowledged them",
@@ -168,95 +170,95 @@ def test_a_position_that_was_read_too_early_names_the_instance_that_acknowledged
     ):
         assert part in text
     assert "did not move" not in text
-    assert house.reader("billing").first_sequence == 10
+    assert fixture.reader("billing").first_sequence == 10
 
 
-def test_a_saved_position_of_a_reader_that_the_log_does_not_have_is_not_called_expired() -> None:
-    house = House()
-    house.append(40)
-    read(house.reader("quick"))
-    house.collect()
+def test_the_error_about_a_reader_that_the_log_does_not_have_does_not_call_it_expired() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    read(fixture.reader("quick"))
+    fixture.collect()
     with pytest.raises(DataLoss, match="The log has no reader 'new'") as lost:
-        house.reader("new", 4)
+        fixture.reader("new", 4)
     assert "did not move" not in str(lost.value)
 
 
-def test_a_reader_that_starts_while_the_floor_rises_says_so() -> None:
-    """A collector does not know it yet: its name is not in the index."""
-    house = House()
-    house.append(40)
-    quick = house.reader("quick")
-    write = house.store.put_if
+def test_the_error_of_a_reader_that_starts_while_the_floor_rises_says_that_it_rose() -> None:
+    """The collector does not know the reader yet, because its name is not in the index."""
+    fixture = LogFixture()
+    fixture.append(40)
+    quick = fixture.reader("quick")
+    write = fixture.store.put_if
 
     def overtaken(key: str, *arguments: Any) -> Any:
         outcome = write(key, *arguments)
         if key.endswith("/new.json"):
-            house.store.put_if = write  # type: ignore[method-assign]
+            fixture.store.put_if = write  # type: ignore[method-assign]
 
             def another_process() -> None:
                 read(quick)
-                house.collect()
+                fixture.collect()
 
             Context().run(another_process)
         return outcome
 
-    house.store.put_if = overtaken  # type: ignore[method-assign]
+    fixture.store.put_if = overtaken  # type: ignore[method-assign]
     with pytest.raises(DataLoss, match="rose to 40 after") as lost:
-        house.reader("new", 4)
+        fixture.reader("new", 4)
     assert "did not move" not in str(lost.value)
 
 
-def test_a_first_start_that_was_interrupted_is_not_called_expired() -> None:
-    house = House()
-    house.append(40)
-    quick = house.reader("quick")
-    write = house.store.put_if
+def test_the_error_after_an_interrupted_first_start_does_not_call_the_reader_expired() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    quick = fixture.reader("quick")
+    write = fixture.store.put_if
 
     def killed(key: str, *arguments: Any) -> Any:
         if key.endswith("_log.json"):
             raise Killed
         return write(key, *arguments)
 
-    house.store.put_if = killed  # type: ignore[method-assign]
+    fixture.store.put_if = killed  # type: ignore[method-assign]
     with pytest.raises(Killed):
-        house.reader("new")
-    house.store.put_if = write  # type: ignore[method-assign]
+        fixture.reader("new")
+    fixture.store.put_if = write  # type: ignore[method-assign]
     read(quick)
-    house.collect()
+    fixture.collect()
     with pytest.raises(DataLoss, match="A start of reader 'new' was interrupted"):
-        house.reader("new")
-    assert house.reader("new", allow_data_loss=True).first_sequence == 40
+        fixture.reader("new")
+    assert fixture.reader("new", allow_data_loss=True).first_sequence == 40
 
 
-def test_f44_a_reader_that_expired_is_told_so_although_the_index_was_rebuilt_since() -> None:
-    house = House()
-    house.append(40)
-    slow, quick = house.reader("slow"), house.reader("quick")
+def test_f44_an_expired_reader_gets_an_error_even_after_the_index_was_rebuilt() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    slow, quick = fixture.reader("slow"), fixture.reader("quick")
     read(slow, 10)
     slow.close()
-    house.runtime.advance(8 * DAY_S)
+    fixture.runtime.advance(8 * DAY_S)
     read(quick)
-    house.collect()
-    assert (house.index().floor, house.index().readers) == (40, ("quick",))
-    house.store.delete_many(["ingest/_log.json"])
-    config = ConsumerConfig(store=house.config.store)
-    rebuild_index(Target(house.store, config, house.runtime))
-    floor = house.index().floor
+    fixture.collect()
+    assert (fixture.index().floor, fixture.index().readers) == (40, ("quick",))
+    fixture.store.delete_many(["ingest/_log.json"])
+    config = ConsumerConfig(store=fixture.config.store)
+    rebuild_index(Target(fixture.store, config, fixture.runtime))
+    floor = fixture.index().floor
     assert floor > 10, "nothing was collected"
     with pytest.raises(DataLoss) as lost:
-        house.reader("slow")
+        fixture.reader("slow")
     assert (lost.value.needed, lost.value.oldest) == (10, floor)
 
 
-def test_a_batch_is_skipped_although_later_ones_were_taken_off_the_log() -> None:
-    """The batches between the two are there: an error about the later ones would pass them by."""
-    house = House()
-    house.append(20)
-    end = house.index().end
-    assert end > 5, "nothing is in a segment"
-    house.store.put("ingest/manifest", house.manifest().drop_through(19).raw)
-    house.store.delete_many([house.locations[1]])
-    reader = house.reader("slow", isolation="read_committed")
+def test_a_batch_can_be_skipped_although_later_ones_are_missing_from_the_log() -> None:
+    """An early error about the missing batches would hide the batches in between."""
+    fixture = LogFixture()
+    fixture.append(20)
+    end = fixture.index().end
+    assert end > 5, "no entry is in a segment"
+    fixture.store.put("ingest/manifest", fixture.manifest().drop_through(19).raw)
+    fixture.store.delete_many([fixture.locations[1]])
+    reader = fixture.reader("slow", isolation="read_committed")
     assert read(reader, 1) == [0]
     with pytest.raises(BatchMissing):
         reader.next_batch()
@@ -267,12 +269,12 @@ def test_a_batch_is_skipped_although_later_ones_were_taken_off_the_log() -> None
     assert (lost.value.needed, lost.value.oldest) == (end, 20)
 
 
-def test_batches_before_a_gap_are_handed_out_before_the_error_about_the_gap() -> None:
-    house = House()
-    house.append(20)
-    end = house.index().end
-    house.store.put("ingest/manifest", house.manifest().drop_through(19).raw)
-    reader = house.reader("slow", isolation="read_committed")
+def test_batches_before_a_gap_are_delivered_before_the_error_about_the_gap() -> None:
+    fixture = LogFixture()
+    fixture.append(20)
+    end = fixture.index().end
+    fixture.store.put("ingest/manifest", fixture.manifest().drop_through(19).raw)
+    reader = fixture.reader("slow", isolation="read_committed")
     assert [each.sequence for each in reader.next_descriptors(100)] == [*range(end)]
     with pytest.raises(DataLoss):
         reader.next_descriptors(100)

@@ -1,4 +1,4 @@
-"""The small JSON objects beside a manifest: how fields are read, and each kind of object."""
+"""The small JSON objects next to a manifest: reading fields, and every kind of object."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def fields_of(**values: Any) -> SidecarFields:
     return NOTE.decode(json.dumps({"version": 1, **values}).encode())
 
 
-def test_fields_are_given_by_name_and_type() -> None:
+def test_fields_are_read_by_name_and_type() -> None:
     fields = fields_of(a="text", b=7, c=[1, "x"], d={"e": None}, f=[{"g": 1}, {"g": 2}])
     assert (fields.text("a"), fields.number("b")) == ("text", 7)
     assert (fields.items("c"), fields.mapping("d")) == ([1, "x"], {"e": None})
-    assert fields_of(version=2, a=1).number("a") == 1, "the version that is written"
+    assert fields_of(version=2, a=1).number("a") == 1, "the written version"
     assert [each.number("g") for each in fields.objects("f")] == [1, 2]
 
 
@@ -44,7 +44,7 @@ def test_a_field_with_a_default_may_be_missing_or_null() -> None:
         assert (fields.items(name, None), fields.mapping(name, {})) == (None, {})
 
 
-def test_the_error_about_a_later_version_names_the_release_that_reads_it() -> None:
+def test_the_error_about_a_later_version_names_the_release_that_can_read_it() -> None:
     with pytest.raises(CorruptData) as caught:
         NOTE.decode(b'{"version": 3}')
     assert str(caught.value) == (
@@ -55,7 +55,7 @@ def test_the_error_about_a_later_version_names_the_release_that_reads_it() -> No
 
 
 @pytest.mark.parametrize("version", [0, True, 1.0, None])
-def test_a_value_that_is_no_version_is_refused(version: Any) -> None:
+def test_an_invalid_version_is_refused(version: Any) -> None:
     with pytest.raises(CorruptData) as caught:
         NOTE.decode(json.dumps({"version": version}).encode())
     assert str(caught.value) == (
@@ -68,7 +68,7 @@ def test_a_value_that_is_no_version_is_refused(version: Any) -> None:
     "data",
     [b"", b"null", b"7", b"[1]", b'"text"', b"\xff{}", b"{", b"[" * 99_999, b'{"a":' * 9_999],
 )
-def test_the_error_about_bytes_that_are_no_object_shows_how_they_begin(data: bytes) -> None:
+def test_the_error_about_bytes_that_are_not_an_object_shows_their_beginning(data: bytes) -> None:
     with pytest.raises(
         CorruptData, match=r"^the note is not readable: it is not a JSON obj"
     ) as caught:
@@ -105,7 +105,7 @@ def test_a_field_of_another_type_is_named_with_its_value(read: str, wrong: list[
         assert f"field 'x' is {value!r}, and not a" in str(caught.value)
 
 
-def test_a_number_outside_of_its_range_is_named_with_the_range() -> None:
+def test_the_error_about_a_number_outside_its_range_has_the_range() -> None:
     fields = fields_of(x=3)
     assert fields.number("x", least=3, most=3) == 3
     with pytest.raises(CorruptData, match="'x' is 3, and not a whole number from 4 to 9"):
@@ -114,7 +114,7 @@ def test_a_number_outside_of_its_range_is_named_with_the_range() -> None:
         fields.number("x", None, least=4)
 
 
-def test_a_field_inside_is_named_by_its_path() -> None:
+def test_a_nested_field_is_named_by_its_path() -> None:
     fields = fields_of(parts=[{"name": "a"}, {"name": 7}], rows=[{}, 8])
     parts = fields.objects("parts")
     with pytest.raises(CorruptData, match=r"field 'parts\[1\]\.name' is 7, and not a text"):
@@ -123,7 +123,7 @@ def test_a_field_inside_is_named_by_its_path() -> None:
         fields.objects("rows")
 
 
-def test_the_owner_of_an_object_refuses_a_value_in_the_same_words() -> None:
+def test_errors_of_the_owner_of_an_object_have_the_same_wording() -> None:
     error = fields_of(state="x").wrong("state", "'open' or 'shut'")
     assert str(error) == (
         "the note is not readable: field 'state' is 'x', and not 'open' or 'shut'. Delete it."
@@ -139,7 +139,7 @@ def test_a_large_value_is_not_shown_whole(value: Any) -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_no_byte_of_a_secret_is_shown() -> None:
+def test_errors_never_show_a_byte_of_a_secret() -> None:
     for data in (b'{"version": 1, "secret": 4711', b'{"version": 1, "secret": 4711}', b"4711"):
         with pytest.raises(CorruptData) as caught:
             SECRET.decode(data).text("secret")
@@ -148,7 +148,7 @@ def test_no_byte_of_a_secret_is_shown() -> None:
         assert shown is None or "4711" not in str(vars(shown))
 
 
-def test_unknown_fields_are_kept_in_front() -> None:
+def test_unknown_fields_are_written_first() -> None:
     fields = fields_of(mine=1, later=[2], missing=None)
     assert (fields.number("mine"), fields.text("missing", "")) == (1, "")
     assert fields.others() == {"later": [2]}
@@ -193,7 +193,7 @@ OWNER = (
     b'"acked": 39, "acked_location": "in/a.batch"}\n'
 )
 
-# Bytes as they are written, and how they are read.
+# For each kind of object, its bytes as written and the function that reads them.
 OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "the owner marker": (OWNER, lambda data: PrefixOwner.from_json(data, "in")),
     "the note of the consumer": (
@@ -231,7 +231,7 @@ def with_field(data: bytes, field: str, value: Any) -> bytes:
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-def test_a_field_that_was_written_is_read(name: str) -> None:
+def test_every_written_object_can_be_read_also_with_a_field_of_a_later_release(name: str) -> None:
     data, read = OBJECTS[name]
     assert read(data) == read(with_field(data, "of_a_later_release", [1])) or name in (
         "the owner marker",  # these keep the field
@@ -243,7 +243,7 @@ def test_a_field_that_was_written_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-def test_a_field_of_another_type_is_refused_by_name(name: str, field: str) -> None:
+def test_the_error_about_a_field_of_another_type_names_the_field(name: str, field: str) -> None:
     data, read = OBJECTS[name]
     for value in (True, -(2**70), {"a": [7.5]} if field != "transactions" else [7.5]):
         with pytest.raises(CorruptData, match=f"{name} is not readable: field '{field}' is .*not "):
@@ -257,19 +257,19 @@ def small(data: bytes) -> int:
     return SMALL.decode(data).number("a")
 
 
-def test_an_object_of_a_store_is_read_as_its_value() -> None:
+def test_an_object_in_a_store_is_decoded() -> None:
     store = MemoryStore()
     store.put("in/_note.json", SMALL.encode({"a": 7}))
     assert read_sidecar(store, "in/_note.json", SMALL, small) == 7
 
 
-def test_a_missing_one_is_not_found() -> None:
+def test_a_missing_object_raises_object_not_found() -> None:
     with pytest.raises(ObjectNotFound):
         read_sidecar(MemoryStore(), "in/_note.json", SMALL, small)
 
 
 @pytest.mark.parametrize("data", [b"{}", b"x" * 31])
-def test_one_that_cannot_be_read_is_named_by_its_key(data: bytes) -> None:
+def test_the_error_about_an_unreadable_object_has_its_key(data: bytes) -> None:
     store = MemoryStore()
     store.put("in/_note.json", data)
     with pytest.raises(CorruptData, match=r"'in/_note\.json': the note is not .* Delete it\."):

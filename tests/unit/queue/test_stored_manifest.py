@@ -32,7 +32,7 @@ COMMAND = "'opendata-buffer fsck s3://bucket --data-path-prefix p-1 --repair'"
         lambda manifest: manifest.find("p-1/2.batch"),
     ],
 )
-def test_damage_behind_the_first_entry_names_the_manifest_and_the_command(
+def test_the_error_about_damage_after_the_first_entry_names_the_manifest_and_the_command(
     read: Callable[[Manifest], object],
 ) -> None:
     size = (SOUND.size - FOOTER_SIZE) // 3

@@ -1,4 +1,7 @@
-"""Over batches that no manifest of this queue names, nothing is created and nothing is deleted."""
+"""No queue is created over foreign batches, and no collector deletes them.
+
+Foreign batches are batches that the manifest of this queue has never named.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,12 @@ DAY_MS = 86_400_000
 
 
 def later() -> ManualRuntime:
-    """A day after the exporter's batches were written."""
+    """Return a clock one day after the exporter wrote its batches."""
     return ManualRuntime(RUN_MS + DAY_MS)
 
 
 def aged() -> MemoryStore:
-    """A store whose objects are a day old by now."""
+    """Return a store whose objects are one day old."""
     store = MemoryStore(now_ms=lambda: RUN_MS)
     store._now_ms = lambda: RUN_MS
     return store
@@ -91,7 +94,7 @@ USERS: dict[str, Callable[[MemoryStore, ConsumerConfig], object]] = {
 
 @pytest.mark.parametrize("create", [False, True])
 @pytest.mark.parametrize("user", USERS)
-def test_f51_over_the_batches_of_an_exporter_no_queue_is_created_and_its_manifest_is_named(
+def test_f51_no_queue_is_created_over_the_batches_of_an_exporter_and_its_manifest_is_named(
     user: str, create: bool
 ) -> None:
     store = MemoryStore()
@@ -107,7 +110,7 @@ def test_f51_over_the_batches_of_an_exporter_no_queue_is_created_and_its_manifes
     assert there(store) == batches
 
 
-def test_f51_the_refusal_says_how_many_batches_it_saw_and_shows_one() -> None:
+def test_f51_the_error_has_the_number_of_batches_and_one_example() -> None:
     store = MemoryStore()
     first, *_ = export(store, b"a", b"b", b"c")
     with pytest.raises(InvalidInput, match=rf"3 batches lie .* '{DATA}', for example '{first}'"):
@@ -115,7 +118,9 @@ def test_f51_the_refusal_says_how_many_batches_it_saw_and_shows_one() -> None:
 
 
 @pytest.mark.parametrize("user", ["consumer", "producer", "claim", "worker"])
-def test_f51_where_the_manifest_is_at_no_known_place_its_path_is_asked_for(user: str) -> None:
+def test_f51_the_error_asks_for_the_manifest_path_if_the_manifest_is_not_in_a_known_place(
+    user: str,
+) -> None:
     store = MemoryStore()
     export(store, b"a", b"b", manifest="elsewhere/queue")
     before = keys(store)
@@ -146,7 +151,7 @@ def test_a_rust_queue_in_the_default_layout_is_opened_by_this_library_first() ->
     assert consume(store, config("ingest")) == [b"a", b"b"]
 
 
-def test_f51_a_manifest_without_a_marker_is_refused_where_another_one_names_batches() -> None:
+def test_f51_a_manifest_without_a_marker_is_refused_if_another_manifest_names_batches() -> None:
     store = MemoryStore()
     export(store, b"a")
     store.put(f"{DATA}/manifest", Manifest.empty().raw)
@@ -174,7 +179,7 @@ def test_a_queue_whose_producer_was_killed_before_its_first_append_is_used_again
     assert consume(store, settings) == [b"x"]
 
 
-def test_a_new_partition_of_a_topic_may_hold_uploads_that_nothing_names_yet() -> None:
+def test_a_new_partition_of_a_topic_may_contain_uploads_that_are_not_queued_yet() -> None:
     store = MemoryStore()
     store.put("_topic.json", b'{"partitions": [{"name": "p-00000-04pn"}]}')
     export(store, b"a", data="p-00000-04pn", queued=False)
@@ -191,7 +196,7 @@ def test_a_topic_s_partition_has_no_manifest_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["ingest", "data", "ingest/otel/logs/data", "a/b"])
-def test_the_well_known_places_are_at_most_three_and_never_the_queue_s_own(prefix: str) -> None:
+def test_at_most_three_other_places_are_searched_for_a_manifest(prefix: str) -> None:
     own = config(prefix)
     places = well_known(own)
     assert own.manifest_path not in places
@@ -204,21 +209,21 @@ def test_the_well_known_places_are_at_most_three_and_never_the_queue_s_own(prefi
 @pytest.mark.parametrize(
     "there", [b"", b"no manifest, but data/ is in it", Manifest.empty().raw, b"\0" * 100]
 )
-def test_an_object_that_names_no_batch_in_the_prefix_is_no_other_queue(there: bytes) -> None:
+def test_a_manifest_without_batches_in_the_prefix_is_not_another_queue(there: bytes) -> None:
     store = MemoryStore()
     store.put("ingest/manifest", there)
     assert OtherManifests(store, config("data")).naming() is None
     claim_for_writing(store, config("data"))
 
 
-def test_a_damaged_manifest_counts_as_far_as_it_can_be_read() -> None:
+def test_the_readable_part_of_a_damaged_manifest_counts() -> None:
     store = MemoryStore()
     export(store, b"a", b"b", data="data", manifest="ingest/manifest")
     store.put("ingest/manifest", read_bytes(store, "ingest/manifest")[:-5])
     assert OtherManifests(store, config("data")).naming() == "ingest/manifest"
 
 
-def test_a_process_that_may_read_only_its_prefix_may_have_a_queue() -> None:
+def test_a_process_that_may_read_only_its_prefix_can_use_a_queue() -> None:
     class Walled(MemoryStore):
         def get(self, key: str, **options: Any) -> Blob | None:
             if not key.startswith("data/"):
@@ -228,7 +233,7 @@ def test_a_process_that_may_read_only_its_prefix_may_have_a_queue() -> None:
     assert OtherManifests(Walled(), config("data")).naming() is None
 
 
-def test_a_manifest_that_did_not_change_is_not_transferred_again() -> None:
+def test_an_unchanged_manifest_is_not_transferred_again() -> None:
     class Watched(MemoryStore):
         bodies = 0
 
@@ -250,7 +255,7 @@ def test_a_manifest_that_did_not_change_is_not_transferred_again() -> None:
 
 
 def wrong_queue(store: MemoryStore, manifest: Manifest | None = None) -> Target:
-    """A queue over the exporter's batches, as an earlier release created it."""
+    """Return a store with a queue over the exporter's batches, as an earlier release created it."""
     settings = config()
     claim = claim_queue(store, settings)
     found = Manifest.empty().with_epoch(1) if manifest is None else manifest
@@ -266,7 +271,7 @@ def collect(queue: Target, *, dry_run: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_f51_a_collector_keeps_the_batches_that_another_manifest_names(
+def test_f51_a_collector_keeps_batches_that_another_manifest_names(
     dry_run: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
@@ -282,7 +287,7 @@ def test_f51_a_collector_keeps_the_batches_that_another_manifest_names(
     assert held == [1]
 
 
-def test_f51_a_collector_deletes_nothing_by_a_manifest_that_never_named_a_batch() -> None:
+def test_f51_a_collector_deletes_nothing_if_its_manifest_never_named_a_batch() -> None:
     store = aged()
     batches = export(store, b"a", b"b", b"c", manifest="elsewhere/queue")
     report = collect(wrong_queue(store))
@@ -291,7 +296,7 @@ def test_f51_a_collector_deletes_nothing_by_a_manifest_that_never_named_a_batch(
     assert batches[0] in report.plan.held
 
 
-def test_f51_a_collector_of_a_queue_in_use_keeps_what_another_manifest_names() -> None:
+def test_f51_a_collector_of_an_active_queue_keeps_batches_of_another_manifest() -> None:
     store = aged()
     batches = export(store, b"a", b"b", b"c")
     report = collect(wrong_queue(store, Manifest.starting_at(7, 1)))
@@ -299,7 +304,7 @@ def test_f51_a_collector_of_a_queue_in_use_keeps_what_another_manifest_names() -
     assert report.plan.held is not None
 
 
-def test_orphans_of_a_queue_in_use_are_deleted_also_with_a_manifest_elsewhere() -> None:
+def test_orphans_of_an_active_queue_are_deleted_also_with_a_manifest_elsewhere() -> None:
     store = aged()
     batches = export(store, b"a", b"b", b"c", manifest="elsewhere/queue")
     store.put(MANIFEST, Manifest.empty().append([NewEntry("other/x.batch")]).raw)
@@ -307,7 +312,7 @@ def test_orphans_of_a_queue_in_use_are_deleted_also_with_a_manifest_elsewhere() 
     assert (report.deleted, report.plan.held) == (len(batches), None)
 
 
-def test_the_collector_looks_for_other_manifests_once_a_cycle_and_only_before_it_deletes(
+def test_the_collector_looks_for_other_manifests_once_per_cycle_and_only_before_it_deletes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
@@ -329,7 +334,7 @@ def test_the_collector_looks_for_other_manifests_once_a_cycle_and_only_before_it
     assert sorted(looks) == sorted([MANIFEST, "ingest/manifest"])
 
 
-def test_f51_status_says_why_nothing_is_collected() -> None:
+def test_f51_status_explains_why_nothing_is_collected() -> None:
     store = aged()
     export(store, b"a", b"b", b"c")
     queue = wrong_queue(store)
@@ -353,7 +358,7 @@ def test_f51_status_of_a_sound_queue_next_to_a_young_upload_has_no_note() -> Non
     assert read_status(Target(store, settings, runtime).reader()).notes == ()
 
 
-def test_f51_a_queue_that_an_earlier_release_created_is_given_back_by_fsck() -> None:
+def test_f51_fsck_returns_the_prefix_of_a_queue_that_an_earlier_release_created() -> None:
     store = MemoryStore()
     batches = export(store, b"a", b"b", b"c")
     wrong_queue(store)
@@ -367,7 +372,7 @@ def test_f51_a_queue_that_an_earlier_release_created_is_given_back_by_fsck() -> 
     assert there(store)[:3] == batches
 
 
-def test_a_listing_that_is_not_allowed_creates_no_error_of_its_own() -> None:
+def test_a_forbidden_listing_does_not_raise_an_error_of_its_own() -> None:
     class Blind(MemoryStore):
         def list(self, prefix: str, **options: Any) -> Listing:
             raise PermanentStorageError("403")
@@ -377,7 +382,9 @@ def test_a_listing_that_is_not_allowed_creates_no_error_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("client", ["of this library", "of another one"])
-def test_a_producer_that_creates_the_queue_at_the_same_moment_keeps_nobody_out(client: str) -> None:
+def test_a_producer_that_creates_the_queue_at_the_same_moment_does_not_lock_others_out(
+    client: str,
+) -> None:
     class Racing(MemoryStore):
         raced = False
 

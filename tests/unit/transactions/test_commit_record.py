@@ -1,4 +1,4 @@
-"""The commit record of an app: its bytes, and which query it belongs to."""
+"""The commit record of an app: its bytes, and the query that owns it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = b'{"version": 1, "batch": 3, "next_sequence": 7}'
         WHOLE.replace(b"7", b'7, "positions": {"p-00000": 7}'),
     ],
 )
-def test_an_unreadable_record_is_named(raw: bytes) -> None:
+def test_the_error_about_an_unreadable_record_names_it(raw: bytes) -> None:
     with pytest.raises(CorruptData, match="the commit record is not readable"):
         CommitRecord.from_json(raw)
 
@@ -42,7 +42,7 @@ def test_a_topic_s_record_on_storage() -> None:
     assert b'"intents": {"p-00000": 7, "p-00001": 9}' in record.to_json()
 
 
-def test_a_record_never_falls_and_is_not_raised_by_another_query() -> None:
+def test_the_batch_number_of_a_record_never_falls_and_another_query_cannot_raise_it() -> None:
     record = CommitRecord(3, 7, "one", {"later": [1]})
     assert record.raised(2, 9, "one") is record
     assert record.raised(4, 9, "two") is record
@@ -57,14 +57,14 @@ def test_the_first_query_claims_an_app_id() -> None:
     assert claimed(own, "job", "one") is own
 
 
-def test_another_query_is_refused_naming_both_and_the_fix() -> None:
+def test_the_error_for_another_query_names_both_queries_and_the_fix() -> None:
     with pytest.raises(InvalidInput) as refused:
         claimed(CommitRecord(3, 7, "one"), "job", "two")
     for part in ("'job'", "query one", "up to 3", "query two", "txnAppId of its own"):
         assert part in str(refused.value)
 
 
-def test_a_writer_without_a_query_and_one_named_after_its_query_claim_nothing() -> None:
+def test_writers_without_a_query_or_named_after_their_query_claim_nothing() -> None:
     another = CommitRecord(3, 7, "one")
     assert claimed(another, "job", None) is another
     assert claimed(None, "job", None) is None

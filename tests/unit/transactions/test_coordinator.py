@@ -1,4 +1,4 @@
-"""Writes to three partitions, killed and raced at every request: all of a batch or nothing."""
+"""Writes to three partitions commit all or nothing, killed and raced at every request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 
 class Inline(ManualRuntime):
-    """Runs threads at once and to their end, so that requests have numbers."""
+    """Runs each thread to its end when it is spawned, so that requests can be counted."""
 
     def spawn(self, target: Callable[[], None], name: str) -> Any:
         target()
@@ -39,7 +39,7 @@ class Inline(ManualRuntime):
 
 
 class Wire:
-    """One driver's way to the store: before or after request ``at``, ``what`` is called."""
+    """One driver's connection to the store; calls ``what`` before or after request ``at``."""
 
     def __init__(
         self,
@@ -84,29 +84,31 @@ def kill() -> None:
 
 
 class Driver:
-    """What the sink's driver does with a coordinator, for batches of one message per partition."""
+    """Uses a coordinator like the sink's driver, with one message per partition and batch."""
 
-    def __init__(self, world: World, wire: Wire | None = None) -> None:
-        self.world = world
-        self.wire: Any = wire or Wire(world.store)
+    def __init__(self, deployment: Deployment, wire: Wire | None = None) -> None:
+        self.deployment = deployment
+        self.wire: Any = wire or Wire(deployment.store)
         self.queues: dict[str, Queue] = {}
-        self.prepares = world.prepares
+        self.prepares = deployment.prepares
         self.coordinator = TransactionCoordinator(
-            self.wire, CONFIG, self._queue, world.runtime, ahead_ms=600_000
+            self.wire, CONFIG, self._queue, deployment.runtime, ahead_ms=600_000
         )
 
     def _queue(self, name: str) -> Queue:
         if name not in self.queues:
             config = QueueConfig(store="memory://x", data_path_prefix=name)
-            self.queues[name] = Queue(self.wire, config, runtime=self.world.runtime, role="test")
+            self.queues[name] = Queue(
+                self.wire, config, runtime=self.deployment.runtime, role="test"
+            )
         return self.queues[name]
 
     def attempt(self, batch: int, partitions: Any = PARTITIONS) -> Attempt:
-        producer = self.world.producer()
+        producer = self.deployment.producer()
         return Attempt(Transaction("q", batch), producer, dict.fromkeys(partitions, 3))
 
     def begun(self, batch: int) -> Attempt:
-        """An attempt that may be appended."""
+        """Begin an attempt, and return it."""
         attempt = self.attempt(batch)
         assert self.coordinator.begin(attempt.txn, "q", PARTITIONS)
         return attempt
@@ -117,7 +119,7 @@ class Driver:
             if self.prepares:
                 self.coordinator.prepare(attempt, name)
             message = build_uuid(attempt.producer, 2, CONTINUE_TXN)
-            location = batch_key(name, self.world.runtime.ulid(), attempt.txn, message)
+            location = batch_key(name, self.deployment.runtime.ulid(), attempt.txn, message)
             since[name] = self._queue(name).append([NewEntry(location)])
         return since
 
@@ -132,7 +134,7 @@ class Driver:
         return True
 
 
-class World:
+class Deployment:
     def __init__(self, prepares: bool = True) -> None:
         self.runtime = Inline()
         self.store = MemoryStore()
@@ -174,8 +176,8 @@ class World:
                     self.read[named.txn.batch].append((name, producer))
             self.positions[name] = len(locations)
         for batch, got in self.read.items():
-            assert len({producer for _, producer in got}) == 1, f"two attempts at {batch}"
-            assert len({name for name, _ in got}) == len(got), f"{batch} twice"
+            assert len({producer for _, producer in got}) == 1, f"two attempts of batch {batch}"
+            assert len({name for name, _ in got}) == len(got), f"batch {batch} was delivered twice"
 
     def check(self, batches: int) -> None:
         self.consume()
@@ -186,105 +188,105 @@ class World:
 
 
 def requests_of(write: Callable[[Driver], object]) -> int:
-    """How many requests a driver makes that begins with one committed batch before it."""
-    world = World()
-    Driver(world).write(0)
-    driver = Driver(world)
+    """Return the number of requests of a driver that starts after one committed batch."""
+    deployment = Deployment()
+    Driver(deployment).write(0)
+    driver = Driver(deployment)
     write(driver)
     count: int = driver.wire.requests
     return count
 
 
 def test_a_batch_becomes_visible_in_all_partitions() -> None:
-    world = World()
-    driver = Driver(world)
+    deployment = Deployment()
+    driver = Driver(deployment)
     for batch in range(3):
         before = driver.wire.requests
         assert driver.write(batch)
-    # Each partition: one append, one empty object, one marker. And one record.
+    # Each partition needs one append, one empty object, and one marker; the record is one more.
     assert driver.wire.requests - before == 3 * len(PARTITIONS) + 1
-    world.check(3)
-    assert [world.manifest(name).next_sequence for name in PARTITIONS] == [6, 6, 6]
+    deployment.check(3)
+    assert [deployment.manifest(name).next_sequence for name in PARTITIONS] == [6, 6, 6]
 
 
-def test_after_missing_batches_the_record_is_read_and_claimed_again_if_another_run_has_it() -> None:
-    world = World()
-    driver, other = Driver(world), Driver(world)
+def test_after_skipped_batch_numbers_the_record_is_read_and_claimed_again() -> None:
+    deployment = Deployment()
+    driver, other = Driver(deployment), Driver(deployment)
     driver.write(0)
     before = driver.wire.requests
     driver.write(2)
     assert driver.wire.requests - before == 3 * len(PARTITIONS) + 2
     other.write(3)
     assert driver.write(4)
-    world.consume()
-    assert sorted(world.read) == [0, 2, 3, 4]
+    deployment.consume()
+    assert sorted(deployment.read) == [0, 2, 3, 4]
 
 
 def test_a_roll_back_never_appends_the_acknowledgement_that_was_prepared() -> None:
-    world = World()
-    driver = Driver(world)
+    deployment = Deployment()
+    driver = Driver(deployment)
     attempt = driver.begun(0)
     driver.append(attempt)
     driver.coordinator.abandon(attempt)
-    world.consume()
-    assert world.read == {}
-    assert world.undecided() == {}
+    deployment.consume()
+    assert deployment.read == {}
+    assert deployment.undecided() == {}
     assert driver.write(0)
-    world.check(1)
+    deployment.check(1)
 
 
 def test_the_record_names_the_attempt_and_its_partitions() -> None:
-    world = World()
-    driver = Driver(world)
+    deployment = Deployment()
+    driver = Driver(deployment)
     driver.write(4, partitions=PARTITIONS[:2])
-    record = world.record
+    record = deployment.record
     assert (record.batch, record.query) == (4, "q")
     assert record.producer == "010000000001"
     assert record.intents == {"p-00000": 3, "p-00001": 3}
 
 
-def test_a_run_knows_what_the_runs_before_it_committed() -> None:
-    world = World()
-    driver = Driver(world)
+def test_a_run_knows_the_commits_of_earlier_runs() -> None:
+    deployment = Deployment()
+    driver = Driver(deployment)
     for batch in (0, 4):
         driver.coordinator.recover("q", "q", PARTITIONS)
         driver.write(batch)
         assert driver.coordinator.committed("q") == batch
-    again = Driver(world).coordinator
+    again = Driver(deployment).coordinator
     again.recover("q", "q", PARTITIONS)
     assert again.committed("q") == 4
     again.recover("new", None, PARTITIONS)
     assert again.committed("new") == -1
 
 
-def test_a_batch_that_was_committed_is_not_written_again() -> None:
-    world = World()
-    driver = Driver(world)
+def test_a_committed_batch_is_not_written_again() -> None:
+    deployment = Deployment()
+    driver = Driver(deployment)
     driver.write(0)
     assert not driver.write(0), "the same run"
-    assert not Driver(world).write(0), "another run"
+    assert not Driver(deployment).write(0), "another run"
     driver.write(1)
-    assert not Driver(world).write(0), "an older batch"
-    world.check(2)
+    assert not Driver(deployment).write(0), "an older batch"
+    deployment.check(2)
 
 
-def test_a_committed_batch_is_told_once_the_attempts_beside_it_are_rolled_back() -> None:
-    world = World()
-    first, second = Driver(world), Driver(world)
+def test_a_committed_batch_is_reported_after_its_other_attempts_are_rolled_back() -> None:
+    deployment = Deployment()
+    first, second = Driver(deployment), Driver(deployment)
     first.append(first.begun(0))
     attempt = second.begun(0)
     second.append(attempt)
-    assert second.coordinator.decide(attempt)  # and both are killed
-    assert not Driver(world).write(0)
-    world.check(1)
+    assert second.coordinator.decide(attempt)  # then both are killed
+    assert not Driver(deployment).write(0)
+    deployment.check(1)
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_an_attempt_that_cannot_be_decided_or_rolled_back_now_is_by_the_next_run(
+def test_an_attempt_that_cannot_be_ended_now_is_ended_by_the_next_run(
     is_begun: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World()
-    driver = Driver(world)
+    deployment = Deployment()
+    driver = Driver(deployment)
     attempt = driver.begun(0)
     driver.append(attempt)
 
@@ -298,8 +300,8 @@ def test_an_attempt_that_cannot_be_decided_or_rolled_back_now_is_by_the_next_run
     with pytest.raises(TransientStorageError, match=message):
         driver.coordinator.decide(attempt)
     assert ("not rolled back everywhere yet" in caplog.text) == is_begun
-    assert Driver(world).write(0)
-    world.check(1)
+    assert Driver(deployment).write(0)
+    deployment.check(1)
 
 
 KILLS = range(requests_of(lambda driver: driver.write(1)) + 1)
@@ -307,73 +309,73 @@ KILLS = range(requests_of(lambda driver: driver.write(1)) + 1)
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("at", KILLS)
-def test_killed_at_any_request_a_restart_completes_or_repeats_the_batch(
+def test_a_restart_completes_or_repeats_a_batch_that_was_killed_at_any_request(
     at: int, after: bool
 ) -> None:
-    world = World()
-    Driver(world).write(0)
-    killed = Driver(world, Wire(world.store, at, kill, after))
+    deployment = Deployment()
+    Driver(deployment).write(0)
+    killed = Driver(deployment, Wire(deployment.store, at, kill, after))
     try:
         assert killed.write(1)
     except Killed:
         assert at < len(KILLS)
-    world.consume()
-    committed = world.record.batch == 1
-    assert Driver(world).write(1) is not committed
-    world.check(2)
-    assert Driver(world).write(2)
-    world.check(3)
+    deployment.consume()
+    committed = deployment.record.batch == 1
+    assert Driver(deployment).write(1) is not committed
+    deployment.check(2)
+    assert Driver(deployment).write(2)
+    deployment.check(3)
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("at", KILLS)
 def test_another_run_of_the_query_begins_and_ends_at_any_request(at: int, after: bool) -> None:
-    """A zombie: its driver was paused, a second one was started, and it goes on."""
-    world = World()
-    Driver(world).write(0)
+    """A driver is paused, a second one is started, and the first one continues as a zombie."""
+    deployment = Deployment()
+    Driver(deployment).write(0)
 
     def successor() -> None:
-        Driver(world).write(1)
-        Driver(world).write(2)
-        world.consume()
+        Driver(deployment).write(1)
+        Driver(deployment).write(2)
+        deployment.consume()
 
-    zombie = Driver(world, Wire(world.store, at, successor, after))
+    zombie = Driver(deployment, Wire(deployment.store, at, successor, after))
     with suppress(Superseded):
         zombie.write(1)
     if zombie.wire.left >= 0:
         successor()
-    # What a zombie leaves undecided without being able to clean up the next batch cleans up.
-    Driver(world).write(3)
-    world.check(4)
+    # The next batch cleans up an attempt that the zombie could not end.
+    Driver(deployment).write(3)
+    deployment.check(4)
 
 
 @pytest.mark.parametrize("dies", KILLS[::3])
 @pytest.mark.parametrize("at", KILLS[::2])
 def test_the_successor_is_killed_while_the_zombie_is_paused(at: int, dies: int) -> None:
-    world = World()
-    Driver(world).write(0)
+    deployment = Deployment()
+    Driver(deployment).write(0)
 
     def successor() -> None:
         try:
-            Driver(world, Wire(world.store, dies, kill)).write(1)
+            Driver(deployment, Wire(deployment.store, dies, kill)).write(1)
         except Killed:
-            world.consume()
+            deployment.consume()
 
     with suppress(Superseded):
-        Driver(world, Wire(world.store, at, successor)).write(1)
-    world.consume()
-    Driver(world).write(1)
-    world.check(2)
+        Driver(deployment, Wire(deployment.store, at, successor)).write(1)
+    deployment.consume()
+    Driver(deployment).write(1)
+    deployment.check(2)
 
 
 @pytest.mark.parametrize(
     "at", range(requests_of(lambda driver: driver.coordinator.recover("q", None, PARTITIONS)) + 12)
 )
-def test_a_run_that_rolls_back_leaves_the_batches_of_a_later_run_alone(at: int) -> None:
-    """The hole that a roll-back right after the claim would have: the later run has appended."""
-    world = World()
-    Driver(world).write(0)
-    later = Driver(world)
+def test_a_run_that_rolls_back_does_not_touch_the_batches_of_a_later_run(at: int) -> None:
+    """A roll-back right after the claim would be wrong: the later run has already appended."""
+    deployment = Deployment()
+    Driver(deployment).write(0)
+    later = Driver(deployment)
     attempt = later.attempt(1)
     since: dict[str, int] = {}
 
@@ -381,51 +383,51 @@ def test_a_run_that_rolls_back_leaves_the_batches_of_a_later_run_alone(at: int) 
         assert later.coordinator.begin(attempt.txn, "q", PARTITIONS)
         since.update(later.append(attempt))
 
-    cleaner = Driver(world, Wire(world.store, at, begin))
+    cleaner = Driver(deployment, Wire(deployment.store, at, begin))
     with suppress(Superseded):
         cleaner.coordinator.recover("q", None, PARTITIONS)
     if not since:
         begin()
-    if at < 2:  # the cleaner's claim came last: it is the later run
+    if at < 2:  # the run that cleans up claimed last, so it is the later run
         with pytest.raises(Superseded, match="two drivers share one checkpoint"):
             later.coordinator.decide(attempt)
         assert later.write(1)
     else:
         assert later.coordinator.decide(attempt)
         later.coordinator.complete(attempt, since)
-    world.check(2)
+    deployment.check(2)
 
 
 def test_a_zombie_that_appends_late_and_dies_is_cleaned_up_by_the_next_batch() -> None:
-    world = World()
-    driver, zombie = Driver(world), Driver(world)
+    deployment = Deployment()
+    driver, zombie = Driver(deployment), Driver(deployment)
     attempt = zombie.begun(0)
     driver.write(0)
     driver.write(1)
     zombie.append(attempt)
-    assert len(world.undecided()) == 3
+    assert len(deployment.undecided()) == 3
     driver.write(2)
-    world.check(3)
+    deployment.check(3)
 
 
 @pytest.mark.parametrize("decided", [False, True])
 def test_recover_completes_what_was_committed_and_ends_the_rest(decided: bool) -> None:
-    world = World()
-    driver = Driver(world)
+    deployment = Deployment()
+    driver = Driver(deployment)
     attempt = driver.begun(0)
     driver.append(attempt)
     assert not decided or driver.coordinator.decide(attempt)
-    recovered = Driver(world).coordinator
+    recovered = Driver(deployment).coordinator
     assert recovered.recover("q", None, PARTITIONS) == 3
     assert recovered.recover("q", None, PARTITIONS) == 0
     if not decided:
         with pytest.raises(Superseded):
             driver.coordinator.decide(attempt)
-    world.check(int(decided))
+    deployment.check(int(decided))
 
 
 class LosesAnswers(Wire):
-    """Conditional writes of the record are carried out, or not, and never answered."""
+    """Never answers conditional writes of the record, whether it carries them out or not."""
 
     def __init__(self, store: MemoryStore, carried_out: bool, readable: bool) -> None:
         super().__init__(store)
@@ -448,54 +450,56 @@ class LosesAnswers(Wire):
 
 @pytest.mark.parametrize("readable", [False, True])
 @pytest.mark.parametrize("carried_out", [False, True])
-def test_a_decision_whose_answer_is_lost(carried_out: bool, readable: bool) -> None:
-    world = World()
-    wire = LosesAnswers(world.store, carried_out, readable)
-    driver = Driver(world, wire)
+def test_a_decision_whose_answer_is_lost_is_looked_up_or_stays_unknown(
+    carried_out: bool, readable: bool
+) -> None:
+    deployment = Deployment()
+    wire = LosesAnswers(deployment.store, carried_out, readable)
+    driver = Driver(deployment, wire)
     driver.write(0)
     wire.armed = True
     if carried_out and readable:
-        assert driver.write(1), "the record tells, when it is read again"
+        assert driver.write(1), "reading the record again shows the decision"
     else:
         with pytest.raises(TransientStorageError, match="may or may not have been written"):
             driver.write(1)
-        assert len(world.undecided()) == 3, "it is unknown, so nothing is rolled back"
-        assert Driver(world).write(1) is not carried_out
-    world.check(2)
+        assert len(deployment.undecided()) == 3, "the outcome is unknown, so nothing is rolled back"
+        assert Driver(deployment).write(1) is not carried_out
+    deployment.check(2)
 
 
-def test_an_app_that_is_forgotten_has_no_record() -> None:
-    world = World()
-    driver = Driver(world)
+def test_a_forgotten_app_has_no_record() -> None:
+    deployment = Deployment()
+    driver = Driver(deployment)
     driver.write(0)
     for _ in range(2):
         driver.coordinator.forget("q")
-        assert RECORD not in [each.key for each in world.store.list("").objects]
+        assert RECORD not in [each.key for each in deployment.store.list("").objects]
 
 
 @pytest.mark.parametrize("same_process", [False, True])
 def test_an_app_id_of_another_query_is_refused_before_anything_is_appended(
     same_process: bool,
 ) -> None:
-    world = World()
-    driver = Driver(world)
+    deployment = Deployment()
+    driver = Driver(deployment)
     assert driver.write(0, query="one")
-    before = [world.manifest(name) for name in PARTITIONS]
-    second = driver if same_process else Driver(world)
-    for batch in (0, 1):  # one that would pass for a repeat, and one that would go in between
+    before = [deployment.manifest(name) for name in PARTITIONS]
+    second = driver if same_process else Driver(deployment)
+    for batch in (0, 1):  # one looks like a repeat, and one would go in between
         with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
             second.write(batch, query="two")
-    assert [world.manifest(name) for name in PARTITIONS] == before
+    assert [deployment.manifest(name) for name in PARTITIONS] == before
     assert driver.write(1, query="one")
-    world.check(2)
+    deployment.check(2)
 
 
-def test_a_query_takes_an_app_id_over_from_writes_without_one_in_the_same_process() -> None:
-    world = World()
-    driver = Driver(world)
+def test_a_query_takes_over_an_app_id_from_writes_without_a_query_in_the_same_process() -> None:
+    deployment = Deployment()
+    driver = Driver(deployment)
     assert driver.write(0, query=None)
     assert driver.write(1, query="one")
-    assert world.record.query == "one"
+    assert deployment.record.query == "one"
     with pytest.raises(InvalidInput, match="belongs to query one"):
-        Driver(world).write(2, query="two")
-    world.check(2)
+        Driver(deployment).write(2, query="two")
+    deployment.check(2)

@@ -27,7 +27,7 @@ CONFIG = QueueConfig(store="memory://x", data_path_prefix=PREFIX)
 ME, OTHER = b"\x01" * 6, b"\x03" * 6
 
 
-class World:
+class PartitionFixture:
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.runtime = ManualRuntime()
         self.store = store or MemoryStore(now_ms=self.runtime.now_ms)
@@ -57,68 +57,69 @@ class World:
 
 @pytest.mark.parametrize("clock", [4, ROLL_BACK])
 def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
-    world = World()
-    world.write(ME, 2, 3)
-    assert world.end(TransactionMarker(ME, clock, Transaction("q", 7))) == 1
-    assert world.end(TransactionMarker(ME, clock, Transaction("q", 7))) == 0
-    last = world.manifest.entries()[-1]
-    assert world.manifest.next_sequence == 3
+    fixture = PartitionFixture()
+    fixture.write(ME, 2, 3)
+    assert fixture.end(TransactionMarker(ME, clock, Transaction("q", 7))) == 1
+    assert fixture.end(TransactionMarker(ME, clock, Transaction("q", 7))) == 0
+    last = fixture.manifest.entries()[-1]
+    assert fixture.manifest.next_sequence == 3
     named: Any = parse_location(last.location, PREFIX)
     assert named.txn == Transaction("q", 7)
     message = parse_uuid(named.message)
     assert (message.producer, message.clock, message.flags) == (ME, clock, ACK_TXN | FINAL)
-    assert decode_batch(world.store.get(last.location).data) == []
-    assert named.timestamp_ms == world.runtime.now_ms() + 600_000, "no collector takes it"
+    assert decode_batch(fixture.store.get(last.location).data) == []
+    assert named.timestamp_ms == fixture.runtime.now_ms() + 600_000, "no collector deletes it"
 
 
-def test_of_several_only_the_undecided_ones_are_ended_and_in_one_write() -> None:
+def test_only_undecided_transactions_are_ended_and_in_one_write() -> None:
     store = ScriptedStore()
-    world = World(store)
+    fixture = PartitionFixture(store)
     third, never = b"\x05" * 6, b"\x07" * 6
     for producer in (ME, OTHER, third):
-        world.write(producer, 2)
-    world.end(TransactionMarker(OTHER, ROLL_BACK))
+        fixture.write(producer, 2)
+    fixture.end(TransactionMarker(OTHER, ROLL_BACK))
     puts = store.puts
     roll_backs = [TransactionMarker(each, ROLL_BACK) for each in (OTHER, third, never)]
-    assert world.end(TransactionMarker(ME, 3), *roll_backs) == 2
+    assert fixture.end(TransactionMarker(ME, 3), *roll_backs) == 2
     assert store.puts == puts + 1
-    assert world.undecided() == set()
+    assert fixture.undecided() == set()
 
 
-def test_a_lost_answer_ends_nothing_twice() -> None:
+def test_a_lost_answer_does_not_end_a_transaction_twice() -> None:
     store = ScriptedStore()
-    world = World(store)
-    world.write(ME, 2)
+    fixture = PartitionFixture(store)
+    fixture.write(ME, 2)
     store.script = [applied_answer_lost]
-    assert world.end(TransactionMarker(ME, 3)) == 1
-    assert world.manifest.next_sequence == 2
+    assert fixture.end(TransactionMarker(ME, 3)) == 1
+    assert fixture.manifest.next_sequence == 2
 
 
-def test_another_process_ends_it_between_the_read_and_the_write() -> None:
+def test_another_process_may_end_the_transaction_between_the_read_and_the_write() -> None:
     store = ScriptedStore()
-    world = World(store)
-    world.write(ME, 2)
-    queue = world.queue
+    fixture = PartitionFixture(store)
+    fixture.write(ME, 2)
+    queue = fixture.queue
     queue.read()
     ended: list[int] = []
     store.script = [
         before(
-            ScriptedStore.really_put_if, lambda _: ended.append(world.end(TransactionMarker(ME, 3)))
+            ScriptedStore.really_put_if,
+            lambda _: ended.append(fixture.end(TransactionMarker(ME, 3))),
         )
     ]
-    assert world.end(TransactionMarker(ME, 3), queue=queue) == 0
+    assert fixture.end(TransactionMarker(ME, 3), queue=queue) == 0
     assert ended == [1]
-    assert world.manifest.next_sequence == 2
+    assert fixture.manifest.next_sequence == 2
 
 
-def test_a_producer_named_in_a_payload_is_not_there() -> None:
-    world = World()
+def test_a_producer_that_only_a_payload_names_is_ignored() -> None:
+    fixture = PartitionFixture()
     payload = f"x-{ME.hex()}/y".encode()
-    world.queue.append([NewEntry(f"{PREFIX}/a", (Metadata(0, 5, payload),))])
-    assert undecided_markers(world.manifest, PREFIX, [TransactionMarker(ME, 4)]) == ()
+    fixture.queue.append([NewEntry(f"{PREFIX}/a", (Metadata(0, 5, payload),))])
+    assert undecided_markers(fixture.manifest, PREFIX, [TransactionMarker(ME, 4)]) == ()
 
 
-def test_a_put_is_retried_while_the_store_may_come_back_and_no_longer() -> None:
+def test_a_put_is_retried_only_while_errors_are_transient_and_time_is_left() -> None:
     store = Scripted(*[TransientStorageError("503")] * 3)
     markers = MarkerWriter(store, CONFIG, lambda name: None, ManualRuntime(), ahead_ms=0)
     markers.prepare(PREFIX, TransactionMarker(ME, 4))
@@ -130,11 +131,11 @@ def test_a_put_is_retried_while_the_store_may_come_back_and_no_longer() -> None:
 
 
 def test_f35_a_full_manifest_takes_the_acknowledgement_that_lets_it_be_emptied() -> None:
-    world = World()
-    world.write(ME, 2)
-    full = tuned(type(CONFIG), **vars(CONFIG), max_manifest_bytes=world.manifest.size)
-    queue = Queue(world.store, full, runtime=world.runtime, role="test")
+    fixture = PartitionFixture()
+    fixture.write(ME, 2)
+    full = tuned(type(CONFIG), **vars(CONFIG), max_manifest_bytes=fixture.manifest.size)
+    queue = Queue(fixture.store, full, runtime=fixture.runtime, role="test")
     with pytest.raises(QueueFull):
-        queue.append([NewEntry(f"{PREFIX}/{world.runtime.ulid()}.batch")])
-    assert world.end(TransactionMarker(ME, 3), queue=queue) == 1
-    assert world.undecided() == set()
+        queue.append([NewEntry(f"{PREFIX}/{fixture.runtime.ulid()}.batch")])
+    assert fixture.end(TransactionMarker(ME, 3), queue=queue) == 1
+    assert fixture.undecided() == set()
