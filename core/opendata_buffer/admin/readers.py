@@ -32,7 +32,13 @@ SOON = 0.25  # warn an operator below this share of the expiry
 
 
 def view_of(queue: Target) -> LogView:
-    """Return everything that a log keeps.
+    """Read everything that a log keeps.
+
+    Args:
+        queue: The queue.
+
+    Returns:
+        The view of the log.
 
     Raises:
         InvalidInput: The queue does not exist, or is not a log.
@@ -126,7 +132,7 @@ def readers_of(
     name: str | None = None,
     unreadable: Callable[[CorruptData], None] | None = None,
 ) -> list[ReaderStatus]:
-    """Return the readers of a log, with one small read for each.
+    """Describe the readers of a log, with one small read for each.
 
     Args:
         queue: The queue.
@@ -134,6 +140,9 @@ def readers_of(
         name: Return only the reader of this name. Default: all readers.
         unreadable: Called with the error for a position that cannot be read; see
             :func:`.read_positions`.
+
+    Returns:
+        The readers, in the order of the index.
     """
     index, now_ms = view.index, queue.runtime.now_ms()
     if name is not None:
@@ -162,7 +171,15 @@ def readers_of(
 
 
 def reader_of(queue: Target, view: LogView, name: str) -> ReaderStatus:
-    """Return one reader.
+    """Describe one reader.
+
+    Args:
+        queue: The queue.
+        view: The view of the log.
+        name: The name of the reader.
+
+    Returns:
+        The reader.
 
     Raises:
         InvalidInput: The log has no reader of this name. The error lists the known ones.
@@ -223,6 +240,12 @@ def apply_reset(queue: Target, plan: ResetPlan, view: LogView, where: Start | in
     The oldest batch may be deleted between the plan and the write. A reset to the oldest batch is
     then planned again, up to five times.
 
+    Args:
+        queue: The queue.
+        plan: The plan that :func:`plan_reset` returned.
+        view: The view of the log that came with the plan.
+        where: The place that was planned for.
+
     Returns:
         The plan that was carried out.
 
@@ -263,11 +286,14 @@ def missing_readers(known: Mapping[str, Collection[str]]) -> dict[str, list[str]
 
 
 def missing_notes(known: Mapping[str, Collection[str]], words: str) -> list[str]:
-    """Return a sentence for each reader that some partitions lack (failure F47).
+    """Describe the readers that some partitions lack (failure F47).
 
     Args:
         known: See :func:`missing_readers`.
         words: The arguments by which commands name the topic.
+
+    Returns:
+        A sentence for each such reader.
     """
     return [
         f"reader {name!r} is missing from {', '.join(partitions)}: batches there can be deleted "
@@ -332,7 +358,13 @@ def _with_reader(
 
 
 def existing(target: Target) -> list[Target]:
-    """Return the queue, or each partition of a topic that was ever used.
+    """Find the queues that were ever used.
+
+    Args:
+        target: A queue or a topic.
+
+    Returns:
+        The queue itself, or the partitions of the topic that were ever written.
 
     Raises:
         InvalidInput: No partition was ever used.

@@ -82,6 +82,9 @@ def plan_rebuild(
         in_segments: The locations that the segments of a log name.
         config: The queue.
         grace_ms: The queue's grace period, in milliseconds.
+
+    Returns:
+        The fault of the manifest, the manifest to write in its place, and the batches that differ.
     """
     fault, entries, reached = _examine(raw, seen)
     if fault is None:
@@ -311,6 +314,9 @@ def rebuild_index(queue: Target) -> str | None:
     batch that still exists, but not before the old floor, unless the index has lost segments that
     are stored.
 
+    Args:
+        queue: The log.
+
     Returns:
         The key of the copy of the old index; None if there was no index.
 
@@ -401,6 +407,10 @@ def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, Rebu
 
     A log may keep millions of objects, so they are listed only if its manifest has a fault.
 
+    Args:
+        queue: The queue.
+        claim: The owner marker of the queue; None if it does not exist.
+
     Returns:
         The manifest's bytes, None if it is gone; and the plan.
     """
@@ -422,6 +432,9 @@ def check_accounted(queue: Target) -> None:
 
     A manifest that is built from the objects there would queue those batches a second time.
 
+    Args:
+        queue: The queue whose manifest is to be built.
+
     Raises:
         PrefixConflict: Another manifest names batches in the data prefix.
     """
@@ -435,6 +448,9 @@ def rebuild(queue: Target) -> str | None:
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
     be enqueued twice.
+
+    Args:
+        queue: The queue.
 
     Returns:
         The key of the copy of the old manifest; None if nothing was saved.

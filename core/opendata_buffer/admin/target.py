@@ -84,7 +84,14 @@ class Target:
 
 
 def read_raw(store: Store, key: str) -> bytes | None:
-    """Return a manifest's bytes; None if the object does not exist.
+    """Read a manifest's bytes without parsing them.
+
+    Args:
+        store: The opened store of the queue.
+        key: The key of the manifest.
+
+    Returns:
+        The bytes; None if the object does not exist.
 
     Raises:
         CorruptData: The object is larger than a manifest can be.

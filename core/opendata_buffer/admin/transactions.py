@@ -97,11 +97,14 @@ def _names(target: Target) -> list[str]:
 
 
 def open_among(target: Target, manifests: Mapping[str, Manifest | None]) -> list[OpenTransaction]:
-    """Return all undecided transactions of some queues, by manifests that were already read.
+    """Find the undecided transactions of some queues, in manifests that were already read.
 
     Args:
         target: The topic or the queue.
         manifests: The manifests by data prefix; None for a queue that was never written.
+
+    Returns:
+        The part of each transaction in each queue, and whether it is committed.
     """
     now_ms, there = target.runtime.now_ms(), [(n, each) for n, each in manifests.items() if each]
     found = [part for name, each in there for part in open_in(each, name, now_ms)]

@@ -211,7 +211,14 @@ def restore_batch(queue: Target, name: str) -> QuarantineReport:
 
 
 def check_unqueued(queue: Target, location: str) -> str:
-    """Return the effect of :func:`restore_object` as a sentence for a question. Change nothing.
+    """Check that :func:`restore_object` can enqueue an object. Change nothing.
+
+    Args:
+        queue: The queue.
+        location: The key of the object.
+
+    Returns:
+        The effect of the restore, as a sentence for a question.
 
     Raises:
         InvalidInput: The object is not a batch of this queue, is queued, does not exist, cannot be
@@ -329,6 +336,12 @@ class Start:
     def parse(cls, text: str) -> Start:
         """Parse ``earliest``, ``latest``, a sequence, or an ISO 8601 time (UTC without a zone).
 
+        Args:
+            text: The argument of a command.
+
+        Returns:
+            The place.
+
         Raises:
             InvalidInput: The text has none of these forms.
         """
@@ -348,12 +361,15 @@ class Start:
         return cls(text, since_ms=round(at.timestamp() * 1000))
 
     def sequence_in(self, manifest: Manifest | LogView, config: QueueConfig, url: str) -> int:
-        """Return the sequence of this place in a queue. For the end it is the next sequence.
+        """Find the sequence of this place in a queue.
 
         Args:
             manifest: The manifest, or the view of the log.
             config: The queue.
             url: The URL of its store.
+
+        Returns:
+            The sequence. For the end of the queue it is the next sequence.
 
         Raises:
             InvalidInput: The sequence has left the queue, or is past its end.
@@ -389,10 +405,17 @@ class TrimPlan(NamedTuple):
 
 
 def plan_trim(queue: Target, start: Start) -> TrimPlan:
-    """Return the entries that lie before ``start``, without changing anything.
+    """Find the entries that lie before ``start``, without changing anything.
 
     If a committed transaction lies on both sides of ``start``, its batches after ``start`` stay, as
     in Kafka.
+
+    Args:
+        queue: The queue.
+        start: The place at which the queue will begin.
+
+    Returns:
+        The plan, to pass to :func:`trim_queue`.
 
     Raises:
         InvalidInput: The queue does not exist, is a log, or does not have that sequence; or an
@@ -457,6 +480,9 @@ def collect(target: Target, *, dry_run: bool = False) -> GcReport:
     Args:
         target: The queue or the topic.
         dry_run: Only report; write and delete nothing.
+
+    Returns:
+        The report; for a topic, the sum of its partitions.
     """
 
     def run(queue: Target) -> GcReport:

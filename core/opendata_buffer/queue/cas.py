@@ -91,11 +91,14 @@ class Proof(Protocol[T_contra]):
         """Return the mark of the attempt that is about to be written."""
 
     def find(self, now: T_contra, marks: Sequence[int]) -> bool:
-        """Return whether one of the attempts is in the value.
+        """Look for the attempts in a value that was read later.
 
         Args:
             now: The value as it was just read.
             marks: The marks of the attempts whose answers were lost.
+
+        Returns:
+            Whether one of the attempts is in the value.
 
         Raises:
             OutcomeUnknown: No attempt is in the value, but one may have been and was removed since.
@@ -451,7 +454,7 @@ def sidecar_object(
     settings: QueueConfig,
     **options: Any,
 ) -> CasObject[T]:
-    """Return a sidecar of a store as a :class:`CasObject`.
+    """Open a sidecar of a store as a :class:`CasObject`.
 
     Args:
         sidecar: The kind of the object.
@@ -461,6 +464,9 @@ def sidecar_object(
         runtime: Clock and sleep.
         settings: The deadline of one change, and the backoff between attempts.
         **options: More arguments of :class:`CasObject`.
+
+    Returns:
+        The object. Nothing was read yet.
     """
     codec: Any = kind
     return CasObject(

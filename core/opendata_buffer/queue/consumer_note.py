@@ -110,6 +110,12 @@ class ConsumerInfo:
     def from_json(cls, data: bytes) -> ConsumerInfo:
         """Parse the bytes of a note.
 
+        Args:
+            data: The whole object.
+
+        Returns:
+            The note. Unknown fields are kept.
+
         Raises:
             CorruptData: They are not a note, or a later version wrote them.
         """
@@ -173,7 +179,15 @@ def amend_consumer_info(
 def read_consumer_info(
     store: CasStore, config: QueueConfig, runtime: Runtime
 ) -> ConsumerInfo | None:
-    """Return the note, or None if it does not exist.
+    """Read the note about the queue's consumer.
+
+    Args:
+        store: The opened store of the queue.
+        config: The queue.
+        runtime: Clock and sleep.
+
+    Returns:
+        The note, or None if it does not exist.
 
     Raises:
         CorruptData: The note cannot be read.

@@ -19,11 +19,14 @@ from opendata_buffer.config import (
 
 
 def queue_hint(url: str, config: QueueConfig) -> str:
-    """Return a queue as the command line takes it, quoted for a shell.
+    """Write a queue as the command line takes it, quoted for a shell.
 
     Args:
         url: The URL of the store.
         config: The queue. Options with their default value are left out, and so are secrets.
+
+    Returns:
+        The arguments of a command, such as ``s3://bucket --data-path-prefix orders``.
     """
     prefix, manifest = config.data_path_prefix, config.manifest_path
     found = [url]
@@ -35,13 +38,16 @@ def queue_hint(url: str, config: QueueConfig) -> str:
 
 
 def reset_command(url: str, config: QueueConfig, reader: str, sequence: int) -> str:
-    """Return the command, in single quotes, that sets a reader of a log to a sequence.
+    """Write the command that sets a reader of a log to a sequence.
 
     Args:
         url: The URL of the store.
         config: The log.
         reader: The reader.
         sequence: The first sequence that it will read.
+
+    Returns:
+        The command, in single quotes.
     """
     words = queue_hint(url, config)
     return f"'opendata-buffer readers reset {words} {reader} --to-sequence {sequence}'"
@@ -55,11 +61,14 @@ def topic_hint(url: str, config: QueueConfig) -> str:
 
 
 def wrong_marker_hint(url: str, config: QueueConfig) -> str:
-    """Return advice, with a space in front, for a prefix that has another owner.
+    """Write advice for a prefix that has another owner.
 
     Args:
         url: The URL of the store.
         config: The queue that was refused.
+
+    Returns:
+        A sentence with a space in front.
     """
     hint = queue_hint(url, config)
     return (
@@ -69,7 +78,7 @@ def wrong_marker_hint(url: str, config: QueueConfig) -> str:
 
 
 def removed_before(count: int, url: str, config: QueueConfig, who: str) -> str:
-    """Return a warning for a program that starts at the earliest, but not the first, batch.
+    """Write a warning for a program that starts at the earliest, but not the first, batch.
 
     Users who know Kafka expect that starting at the earliest position reads everything again.
 
@@ -78,6 +87,9 @@ def removed_before(count: int, url: str, config: QueueConfig, who: str) -> str:
         url: The URL of the store.
         config: The queue, or one partition.
         who: The program that starts to read, such as ``this query``.
+
+    Returns:
+        The warning.
     """
     what = "1 batch was" if count == 1 else f"{count} batches were"
     return (

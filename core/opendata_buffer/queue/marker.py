@@ -171,6 +171,14 @@ class PrefixOwner:
     def from_json(cls, data: bytes, data_path_prefix: str) -> PrefixOwner:
         """Parse the bytes of the marker of this data prefix.
 
+        Args:
+            data: The whole object.
+            data_path_prefix: The data prefix of the marker. The path of the manifest in it is
+                relative.
+
+        Returns:
+            The marker. Unknown fields are kept.
+
         Raises:
             CorruptData: They are not an owner marker, or a later version wrote them.
         """

@@ -88,8 +88,15 @@ def look_for_missing(
 ) -> Missing | None:
     """Read the log as it is now, and return the batches that are gone from a sequence on.
 
+    Args:
+        store: The opened store of the queue.
+        config: The queue.
+        runtime: Clock and sleep.
+        needed: Sequence of the first batch that the caller needs.
+
     Returns:
-        None if the batch of that sequence is there, or if the queue is not a log.
+        The missing batches. None if the batch of that sequence is there, or if the queue is not a
+        log.
 
     Raises:
         CorruptData: The index or a segment cannot be read.

@@ -49,6 +49,10 @@ def check_manifest_path(store: Store, config: QueueConfig) -> None:
 
     Costs one small read if the manifest is not at its default place, and nothing otherwise.
 
+    Args:
+        store: The opened store of the queue.
+        config: The queue.
+
     Raises:
         InvalidInput: There is a topic. All its partitions have their manifests at the default
             place.
@@ -70,6 +74,10 @@ def check_manifest_path(store: Store, config: QueueConfig) -> None:
 
 def check_prefix_is_free(store: Store, config: QueueConfig) -> None:
     """Refuse a new queue whose data prefix conflicts with another queue or with a topic.
+
+    Args:
+        store: The opened store of the queue.
+        config: The new queue.
 
     Raises:
         InvalidInput: The prefix is inside or around that of another queue, or at, in or around a
@@ -109,11 +117,14 @@ def check_prefix_is_free(store: Store, config: QueueConfig) -> None:
 
 
 def missing_topic_hint(store: Store, root: str = "") -> str | None:
-    """Return an error text if there are partitions of a topic without its description, or None.
+    """Look for partitions of a topic whose description is gone.
 
     Args:
         store: Where to look.
         root: A folder without a slash at its end, or empty for the store's root.
+
+    Returns:
+        The text of an error; None if there are no such partitions.
 
     Raises:
         TransientStorageError: The store did not answer.

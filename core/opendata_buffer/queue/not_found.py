@@ -20,6 +20,11 @@ from opendata_buffer.stores.base import Store, exists
 def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
     """Check that the queue exists, for a worker that must not create one at a mistyped path.
 
+    Args:
+        store: The opened store of the queue.
+        config: The queue.
+        runtime: Clock and sleep.
+
     Raises:
         InvalidInput: The queue does not exist.
         QueueReset: The queue exists, but has lost its manifest.
@@ -35,12 +40,15 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
 def no_such_queue(
     store: Store, config: QueueConfig, *, creates: bool = False
 ) -> errors.InvalidInput:
-    """Return the error of a program that found no manifest, with the nearest thing there.
+    """Make the error of a program that found no manifest. It names the nearest thing that is there.
 
     Args:
         store: Where the program looked.
         config: The queue that it looked for.
         creates: Whether the caller has an option that creates a queue.
+
+    Returns:
+        The error, to be raised by the caller.
     """
     prefix = config.data_path_prefix
     if exists(store, TOPIC_KEY):

@@ -99,6 +99,9 @@ class QueueClaim:
     def check(self, manifest: Manifest | None) -> None:
         """Refuse a manifest that is gone or below the watermark.
 
+        Args:
+            manifest: The manifest as it was read after the marker; None if it does not exist.
+
         Raises:
             QueueReset: It was deleted, or restored from an old copy (failure F4).
         """
@@ -340,6 +343,12 @@ def check_owner(
     grace_ms: int | None = None,
 ) -> QueueClaim | None:
     """Return the claim of a queue that exists, like :func:`claim_queue`, but write nothing.
+
+    Args:
+        store: The opened store of the queue.
+        config: The queue.
+        runtime: Clock and sleep. Default: those of the system.
+        grace_ms: The grace period to use if the marker has none, in milliseconds.
 
     Returns:
         The claim, or None if the prefix has no owner yet.

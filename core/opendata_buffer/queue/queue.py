@@ -559,6 +559,10 @@ class Queue:
     def check_epoch(self, manifest: Manifest | LogView, epoch: int) -> None:
         """Check that the manifest has this epoch.
 
+        Args:
+            manifest: The manifest, or the view of a log.
+            epoch: The epoch of the consumer that asks.
+
         Raises:
             Fenced: It has another one (failure F8).
             Drained: The queue was sealed.
@@ -677,11 +681,14 @@ class Queue:
 
 
 def fullness(size: int, limit: int) -> str:
-    """Return a warning about a manifest of this size; empty below half of its limit.
+    """Compare the size of a manifest with its limit.
 
     Args:
         size: Bytes of the manifest.
         limit: ``max_manifest_bytes``.
+
+    Returns:
+        A warning; empty below half of the limit.
     """
     share = size / limit
     if share < HALF_FULL:

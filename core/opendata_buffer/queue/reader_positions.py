@@ -96,6 +96,9 @@ class ReaderPosition:
             data: The whole object.
             kind: The sidecar, whose remedy ends an error.
 
+        Returns:
+            The position. Unknown fields are kept.
+
         Raises:
             CorruptData: They are not a position, or a later version wrote them.
         """
@@ -108,12 +111,15 @@ class ReaderPosition:
         return self.since_ms == 0
 
     def may_run(self, now_ms: int) -> bool:
-        """Return whether the consumer may still run.
+        """Look for the reader's consumer.
 
         On this host, look for its process. For another host, go by the time of the last write.
 
         Args:
-            now_ms: The current time.
+            now_ms: The current time, in milliseconds since the Unix epoch.
+
+        Returns:
+            Whether the consumer may still run.
         """
         if not self.process:
             return False

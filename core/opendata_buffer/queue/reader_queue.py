@@ -142,6 +142,9 @@ class ReaderQueue:
         Args:
             check: Read the position and the index in any case.
 
+        Returns:
+            The log from the reader's position on.
+
         Raises:
             QueueReset: The manifest or the position is gone, or went backwards.
             DataLoss: The reader has expired, and batches that it needs were deleted.
@@ -220,6 +223,12 @@ class ReaderQueue:
 
     def reset(self, sequence: int) -> ReaderPosition:
         """Set the position, then change the index. Starts no consumer.
+
+        Args:
+            sequence: Sequence of the next batch that the reader reads.
+
+        Returns:
+            The position as it was written.
 
         Raises:
             DataLoss: The floor has risen above ``sequence``.

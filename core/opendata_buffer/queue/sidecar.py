@@ -113,11 +113,14 @@ class Sidecar:
         return fields
 
     def encode(self, own: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
-        """Return the bytes of an object: one line of JSON.
+        """Write an object as one line of JSON.
 
         Args:
             own: The fields that this release knows, without the version.
             others: Fields of later releases, which :meth:`SidecarFields.others` returned.
+
+        Returns:
+            The bytes of the object.
         """
         fields = {**(others or {}), "version": self.version, **own}
         try:
@@ -128,12 +131,15 @@ class Sidecar:
             return json.dumps(fields).encode() + b"\n"
 
     def encode_value(self, value: Any, **own: Any) -> bytes:
-        """Return the bytes of a dataclass that :meth:`SidecarFields.into` can read.
+        """Write a dataclass that :meth:`SidecarFields.into` can read.
 
         Args:
             value: The dataclass. Its field ``others`` holds the fields of later releases. Bytes are
                 written as hexadecimal digits, and a field that is None is left out.
             **own: Fields to write instead of those of the dataclass with the same name.
+
+        Returns:
+            The bytes of the object.
         """
         found = dict(own)
         for field in fields(value):
@@ -146,10 +152,13 @@ class Sidecar:
         return self.encode(present, value.others)
 
     def unreadable(self, problem: str) -> errors.CorruptData:
-        """Return the error for an object that cannot be read.
+        """Make the error for an object that cannot be read.
 
         Args:
             problem: The fault of the object, such as ``it has 70000 bytes``.
+
+        Returns:
+            The error, to be raised by the caller.
         """
         return errors.CorruptData(f"{self.name} is not readable: {problem}. {self.remedy}")
 
@@ -193,13 +202,19 @@ class SidecarFields:
     def number(
         self, name: str, default: Any = _REQUIRED, *, least: int = 0, most: int = LARGEST
     ) -> Any:
-        """Return a whole number in a range. JSON's true and false are not numbers.
+        """Read a whole number in a range. JSON's true and false are not numbers.
 
         Args:
             name: The field.
             default: Value of a missing field. Without it, the field is required.
             least: Smallest value.
             most: Largest value.
+
+        Returns:
+            The number, or the default.
+
+        Raises:
+            CorruptData: The field is missing, or is not a number in the range.
         """
         limit = f"of at least {least}" if most == LARGEST else f"from {least} to {most}"
         return self._get(
@@ -238,6 +253,9 @@ class SidecarFields:
             kind: The dataclass.
             **values: Values of fields that the caller has read itself.
 
+        Returns:
+            The dataclass.
+
         Raises:
             CorruptData: A field is missing or does not fit.
         """
@@ -265,12 +283,15 @@ class SidecarFields:
         return {name: self._values[name] for name in self._values if name not in self._read}
 
     def wrong(self, name: str, wanted: str, value: Any = _REQUIRED) -> errors.CorruptData:
-        """Return the error for a field with an unexpected value.
+        """Make the error for a field with an unexpected value.
 
         Args:
             name: The field's name.
             wanted: The expected kind of value, such as ``a text``.
             value: The value, if it is not the field's own but inside it.
+
+        Returns:
+            The error, to be raised by the caller.
         """
         where = f"field {self._path + name!r}"
         if value is _REQUIRED:

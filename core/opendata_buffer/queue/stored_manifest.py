@@ -39,7 +39,7 @@ def manifest_object(
     check_read: Callable[[Manifest, Manifest], None] | None = None,
     after_conflict: Callable[[], float | None] | None = None,
 ) -> CasObject[Manifest]:
-    """Return the manifest of a queue as an object to read and change.
+    """Open the manifest of a queue, to read and change it.
 
     Args:
         store: Where the queue is.
@@ -47,6 +47,9 @@ def manifest_object(
         runtime: Clock and sleep.
         check_read: See :class:`.CasObject`.
         after_conflict: See :class:`.CasObject`.
+
+    Returns:
+        The object. Nothing was read yet.
     """
     place, hint = f"{config.manifest_path!r} in {store.url}", queue_hint(store.url, config)
     return CasObject(
@@ -64,6 +67,11 @@ def manifest_object(
 
 def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
     """Read the manifest of a queue once.
+
+    Args:
+        store: The opened store of the queue.
+        config: The queue.
+        runtime: Clock and sleep.
 
     Returns:
         The manifest, or None if it does not exist.
@@ -83,6 +91,9 @@ def parse_manifest(data: bytes, place: str, hint: str) -> Manifest:
         data: The whole object.
         place: The object, as errors name it. An error of this function does not contain it.
         hint: The queue as commands take it: see :func:`.queue_hint`.
+
+    Returns:
+        The manifest.
 
     Raises:
         CorruptManifest: The manifest is damaged.

@@ -67,7 +67,10 @@ class OtherManifests:
         )
 
     def naming(self) -> str | None:
-        """Return the path of a manifest that names a batch in the data prefix, or None.
+        """Look for another manifest that names a batch in the data prefix.
+
+        Returns:
+            Its path; None if there is no such manifest.
 
         Raises:
             TransientStorageError: The store did not answer.
@@ -142,7 +145,7 @@ def refusal(
     hint: str,
     uploaded: Collection[str] = (),
 ) -> errors.InvalidInput | None:
-    """Return the error for a queue without an owner marker that must not be claimed, or None.
+    """Decide whether a queue without an owner marker may be claimed.
 
     Args:
         store: Where the queue is.
@@ -150,6 +153,9 @@ def refusal(
         manifest: The manifest at the queue's path; None for a queue that would be created.
         hint: The queue as commands take it.
         uploaded: Locations of batches that the caller itself has just uploaded.
+
+    Returns:
+        The error to raise; None if the queue may be claimed.
 
     Raises:
         TransientStorageError: The store did not answer.
@@ -189,7 +195,7 @@ def _seen(batches: Batches, config: QueueConfig) -> str:
 def hold_reason(
     config: QueueConfig, manifest: Manifest, batches: Batches, other: str | None
 ) -> str | None:
-    """Return why batches that the manifest does not name must not be deleted, or None. Pure.
+    """Decide whether batches that the manifest does not name may be deleted. Pure.
 
     Args:
         config: The data prefix and the manifest of the queue.
@@ -197,6 +203,9 @@ def hold_reason(
         batches: The batches that it does not name and that are older than the grace period.
         other: The path of another manifest that names batches in the prefix: see
             :class:`OtherManifests`.
+
+    Returns:
+        The reason why they must be kept; None if they may be deleted.
     """
     prefix = config.data_path_prefix
     if not batches.count or PARTITION_NAME.fullmatch(prefix):
