@@ -295,14 +295,15 @@ class StoreOptions:
                 "arn:aws:iam::123456789012:role/buffer"
             )
 
-    def command_words(self) -> list[str]:
-        """Return the options that a command needs to reach the same store, without secrets."""
-        words: list[str] = []
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.repr and value != each.default and not each.name.endswith(_NOT_IN_COMMANDS):
-                words += ["--" + each.name.replace("_", "-"), *([] if value is True else [value])]
-        return words
+    def for_commands(self) -> list[tuple[str, str | bool]]:
+        """Return the settings that a command needs to reach the same store, without secrets."""
+        found: list[tuple[str, str | bool]] = []
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            is_shown = setting.repr and not setting.name.endswith(_NOT_IN_COMMANDS)
+            if is_shown and value != setting.default:
+                found.append((setting.name, value))
+        return found
 
     @checked
     def check_s3_only(self, scheme: str) -> None:

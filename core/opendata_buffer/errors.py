@@ -34,7 +34,7 @@
     └── Closed                        the producer or consumer was closed before the call
 
 Most programs distinguish the first four. Every error survives pickling. The values that its message
-names are also attributes.
+names are also attributes, and what to do about it is data (:mod:`opendata_buffer.hints`).
 """
 
 from __future__ import annotations
@@ -42,15 +42,45 @@ from __future__ import annotations
 import copyreg
 from typing import Any, Self
 
+from opendata_buffer.hints import Hint, QueueName, Surface, render
+
 
 class OpenDataBufferError(Exception):
     """The base class of all errors of this library.
 
+    Its arguments are the parts of its message: text, names of settings, and hints. ``str(error)``
+    is the message in the words of its surface.
+
     Attributes:
         retryable: Whether the same call may succeed later.
+        surface: Where the error is shown. Default: in a Python program.
     """
 
     retryable = False
+    surface = Surface.PYTHON
+
+    def __str__(self) -> str:
+        return self.text(self.surface)
+
+    @property
+    def problem(self) -> str:
+        """The message without its hints."""
+        parts = (part for part in self.args if not isinstance(part, Hint))
+        return render(parts, self.surface).rstrip()
+
+    @property
+    def hints(self) -> tuple[Hint, ...]:
+        """What the caller can do, as data."""
+        return tuple(part for part in self.args if isinstance(part, Hint))
+
+    def text(self, surface: Surface) -> str:
+        """Return the message in the words of a surface."""
+        return render(self.args, surface)
+
+    def at(self, queue: QueueName) -> Self:
+        """Name the queue in those hints that do not name one, and return the error."""
+        self.args = tuple(part.at(queue) if isinstance(part, Hint) else part for part in self.args)
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default protocol calls cls(*args), which fails for any __init__ with other

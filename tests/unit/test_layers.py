@@ -23,6 +23,7 @@ LIBRARY = "opendata_buffer"
 # not import each other. A module directly in core counts as a package, and so does the root, which
 # is the last line: it lists the public names, and nothing of the library imports it.
 LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"hints"}),
     frozenset({"errors"}),
     frozenset({"arguments"}),
     frozenset({"runtime"}),

@@ -25,7 +25,8 @@ from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.formats.batch import key_fault, parse_location
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, with_queue_in_hint
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.hints import Action, Hint, Message, Surface
 from opendata_buffer.queue.hints import reset_command
 from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
@@ -205,7 +206,9 @@ def check_queue(queue: Target) -> Report:
         read_claims(queue)
     except errors.CorruptData as error:
         key = claims_key(config.data_path_prefix)
-        report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
+        report.problems.append(
+            Finding(None, key, error.text(Surface.SHELL), Kind.CLAIMS, "record of claims")
+        )
     return report
 
 
@@ -215,13 +218,13 @@ def _index_fault(store: Store, log: Log, manifest: Manifest) -> Finding | None:
     try:
         log.view(log.need(marked=True), manifest)
     except OldIndex as error:
-        return Finding(None, key, str(error), Kind.OLD_INDEX, _INDEX_NAME)
+        return Finding(None, key, error.text(Surface.SHELL), Kind.OLD_INDEX, _INDEX_NAME)
     except errors.CorruptData as error:
         kind = Kind.INDEX
         with suppress(errors.CorruptData):
             if (raw := read_raw(store, key)) is not None and LogIndex.from_json(raw):
                 kind = Kind.OTHER_INDEX
-        return Finding(None, key, str(error), kind, _INDEX_NAME)
+        return Finding(None, key, error.text(Surface.SHELL), kind, _INDEX_NAME)
     return None
 
 
@@ -334,7 +337,9 @@ def _entries_of(
         if isinstance(found, errors.CorruptData):
             what = "segment" if part.name.endswith(".segment") else "page of the index"
             key = parts_folder(config) + part.name
-            report.problems.append(Finding(None, key, str(found), Kind.SEGMENT, what))
+            report.problems.append(
+                Finding(None, key, found.text(Surface.SHELL), Kind.SEGMENT, what)
+            )
         else:
             yield found.entries(max(part.first, index.floor))
     yield manifest.entries(max(manifest.first_sequence, index.end, index.floor))
@@ -370,10 +375,10 @@ def _kind(error: errors.PoisonBatch) -> Kind:
 
 
 def _add_manifest_fault(report: Report, plan: RebuildPlan, queue: Target) -> None:
-    text = f"{plan.fault}".rstrip(".")
-    if "fsck --repair" not in text:
-        text += ". Stop everything and repair it with 'opendata-buffer fsck --repair'"
-    text, path = with_queue_in_hint(text, queue.hint), queue.config.manifest_path
+    fault = plan.fault or Message()
+    if not fault.hints:
+        fault = Message((*fault, Hint(Action.REPAIR)))
+    text, path = fault.at(queue.name).text(Surface.SHELL), queue.config.manifest_path
     report.problems.append(Finding(None, path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
         text = "no entry names it, and no consumer of this queue is known to have read it"

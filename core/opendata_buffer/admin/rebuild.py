@@ -21,6 +21,7 @@ from opendata_buffer.formats.manifest import (
     NewEntry,
     salvage_entries,
 )
+from opendata_buffer.hints import Message
 from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.consumer_note import REPAIR, write_consumer_info
@@ -56,7 +57,7 @@ CHANGES_AHEAD = 1_000
 class RebuildPlan:
     """The fault of a manifest, and the manifest to put in its place."""
 
-    fault: str | None  # None if the manifest is sound
+    fault: Message | None  # None if the manifest is sound
     manifest: Manifest  # the manifest to write
     found: tuple[str, ...] = ()  # batches that no entry named, in the order of enqueueing
     missing: tuple[str, ...] = ()  # locations of old entries whose object is gone
@@ -138,24 +139,26 @@ def read_before_ms(
 
 def _examine(
     raw: bytes | None, seen: Watermark | None
-) -> tuple[str | None, Sequence[BatchDescriptor], Watermark]:
+) -> tuple[Message | None, Sequence[BatchDescriptor], Watermark]:
     """Return the fault, the entries that can be read, and the highest known position and epoch."""
     reached = seen if seen is not None else Watermark(0, 0)
     if raw is None:
-        return "it is gone", (), reached
+        return Message(("it is gone",)), (), reached
     try:
         manifest = Manifest.parse(raw)
         entries: Sequence[BatchDescriptor] = manifest.entries()
     except errors.CorruptManifest as error:
         entries = salvage_entries(raw)
         after = entries[-1].sequence + 1 if entries else 0
-        return f"it is damaged: {error}", entries, reached.joined(Watermark(after, 0))
+        fault = Message(("it is damaged: ", *error.args))
+        return fault, entries, reached.joined(Watermark(after, 0))
     if seen is None or Watermark.of(manifest).covers(seen):
         return None, entries, reached
-    fault = (
+    text = (
         f"it went backwards: next sequence {seen.next_sequence} -> {manifest.next_sequence}, "
         f"epoch {seen.epoch} -> {manifest.epoch}"
     )
+    fault = Message((text,))
     return fault, entries, reached.joined(Watermark.of(manifest))
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import ObjectNotFound
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.hints import QueueName
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, in_parallel
@@ -35,9 +36,14 @@ class Target:
         return str(self.config.data_path_prefix)
 
     @property
+    def name(self) -> QueueName:
+        """The name of the queue or topic, for messages and commands."""
+        return queue_name(self.store.url, self.config)
+
+    @property
     def hint(self) -> str:
         """The arguments by which commands name the queue."""
-        return queue_hint(self.store.url, self.config)
+        return self.name.words()
 
     def queue(self, name: str) -> Target:
         """Return one partition of the topic; without a topic, return the queue itself."""

@@ -6,7 +6,6 @@ An option with the name of a setting is passed to the configuration unchanged.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from operator import mul
@@ -18,6 +17,7 @@ from click.shell_completion import CompletionItem
 from opendata_buffer.cli.errors import Failure, log, log_to_stderr
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.hints import QueueName, Surface
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -181,7 +181,7 @@ class Command(Exampled):
             return super().invoke(ctx)
         except OpenDataBufferError as error:
             log.debug("failed", exc_info=True)
-            raise Failure(with_flags(str(error))) from error
+            raise Failure(with_flags(error.text(Surface.SHELL))) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, with one line for those of the store."""
@@ -207,19 +207,17 @@ _QUEUE = f"{__name__}.queue"
 
 def remember_queue(options: dict[str, Any], reach_store: StoreOptions) -> None:
     """Remember the running command's queue, for an error or a hint."""
-    words = [str(options["store"])]
-    for name in NAMES_ONE_QUEUE:
-        if options[name] is not None:
-            words += ["--" + name.replace("_", "-"), str(options[name])]
-    context = click.get_current_context()
-    context.meta[_QUEUE] = shlex.join([*words, *reach_store.command_words()])
+    given = [(name, options[name]) for name in NAMES_ONE_QUEUE if options[name] is not None]
+    manifest = options["manifest_path"] or ""
+    queue = QueueName(options["store"], manifest, (*given, *reach_store.for_commands()))
+    click.get_current_context().meta[_QUEUE] = queue
 
 
 def queue_words() -> str:
     """Return the running command's queue, as the words that name it in another command."""
-    words = click.get_current_context().meta[_QUEUE]
-    assert isinstance(words, str)
-    return words
+    queue = click.get_current_context().meta[_QUEUE]
+    assert isinstance(queue, QueueName)
+    return queue.words()
 
 
 def with_flags(message: str) -> str:
@@ -233,7 +231,8 @@ def with_flags(message: str) -> str:
     for each in context.command.params:
         if isinstance(each, click.Option) and each.name:
             flags[each.name] = each.opts[0]
-    if (queue := context.meta.get(_QUEUE)) is not None:
+    if (found := context.meta.get(_QUEUE)) is not None:
+        queue = found.words()
         message = re.sub(
             r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
             lambda found: (

@@ -23,6 +23,7 @@ from opendata_buffer.formats import batch as batch_format
 from opendata_buffer.formats import manifest as manifest_format
 from opendata_buffer.formats.batch import largest_object, open_batch, split_records
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.hints import Surface
 from opendata_buffer.quarantine import metadata_json
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.queue import fullness
@@ -166,7 +167,7 @@ def dump(runtime: Any, /, key: str | None, **queue: Any) -> None:
         raise
     except CorruptData as error:
         kind = "manifest" if is_manifest else "batch"
-        reason = options.with_flags(str(error))
+        reason = error.at(target.name).text(Surface.SHELL)
         raise Failure(f"{key!r} is not a valid {kind}: {reason}") from error
     click.echo(json.dumps(fields, indent=2))
 

@@ -13,7 +13,6 @@ count, and sequence is checked before it is used (failure F15).
 
 from __future__ import annotations
 
-import re
 import struct
 from array import array
 from bisect import bisect_left
@@ -26,6 +25,7 @@ from typing import NamedTuple
 from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import MIB, BytesLike, keep_freed_memory
 from opendata_buffer.formats.batch import MAX_LOCATION_BYTES, location_timestamp_ms
+from opendata_buffer.hints import Action, Hint, QueueName
 
 VERSION = 1
 FOOTER_SIZE = 22
@@ -43,13 +43,6 @@ FIXED_SIZE = 8 + 2 + 4
 LEAST_SIZE = 4 + FIXED_SIZE
 """Bytes of such an entry."""
 
-REMEDY = (
-    "Stop producers, consumers and collectors. 'opendata-buffer fsck' shows what is there, and "
-    "'opendata-buffer fsck --repair' repairs it"
-)
-"""The end of every error about a manifest."""
-
-_BARE_COMMAND = re.compile(r"('opendata-buffer [a-z]+)((?: --[a-z]+)?')")
 _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
 _ORDER = struct.Struct("<IQ")  # entry_len, sequence
@@ -167,7 +160,7 @@ class Footer(NamedTuple):
 
 
 def _corrupt(fault: str) -> CorruptManifest:
-    return CorruptManifest(f"{fault}. {REMEDY}")
+    return CorruptManifest(fault, Hint(Action.REPAIR_MANIFEST))
 
 
 def _no_footer(data: bytes) -> CorruptManifest:
@@ -185,10 +178,7 @@ def _no_footer(data: bytes) -> CorruptManifest:
             f"manifest was overwritten: its {size} bytes begin with {data[:16]!r} and are not a "
             "manifest"
         )
-    return CorruptManifest(
-        f"{fault}. Restore the object's latest version (bucket versioning), or stop producers, "
-        "consumers and collectors and run 'opendata-buffer fsck --repair'."
-    )
+    return CorruptManifest(fault, Hint(Action.RESTORE_OR_REPAIR_MANIFEST))
 
 
 def _begins_with_entry(data: bytes) -> bool:
@@ -221,8 +211,8 @@ class Manifest:
     epoch: int = field(compare=False)
     # Cache of where the first entries start. It is replaced as a whole, so threads may share it.
     _starts: Sequence[int] = field(default=(), compare=False)
-    # Key and store, and the arguments of a command, to name them in errors.
-    _name: tuple[str, str] = field(default=("", ""), compare=False)
+    # The queue, to name it in errors.
+    _queue: QueueName | None = field(default=None, compare=False)
 
     @property
     def first_sequence(self) -> int:
@@ -303,9 +293,9 @@ class Manifest:
                 raise _left_over(body - end, 1)
         return self
 
-    def named(self, place: str, arguments: str) -> Manifest:
-        """Return the same manifest with its place and the command's arguments for its errors."""
-        return Manifest(self.raw, *self._footer, self._starts, (place, arguments))
+    def of(self, queue: QueueName) -> Manifest:
+        """Return the same manifest as that of a queue, which its errors then name."""
+        return Manifest(self.raw, *self._footer, self._starts, queue)
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
         """Add entries. The present ones are copied as bytes, once.
@@ -425,7 +415,8 @@ class Manifest:
                 CorruptManifest(
                     f"manifest has epoch {self.epoch}: no consumer can claim it, because epochs "
                     f"end below {SEALED_EPOCH + 1}. Consumers count up by one, so this epoch was "
-                    "forged. Look at it with 'opendata-buffer status'"
+                    "forged",
+                    Hint(Action.INSPECT),
                 )
             )
         if not self.epoch < epoch <= SEALED_EPOCH:
@@ -562,7 +553,7 @@ class Manifest:
         """Return the manifest that follows this one, given where its first entries start."""
         if len(self.raw) > MIB:
             keep_freed_memory()
-        return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._name)
+        return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._queue)
 
     def _bounds(self) -> Sequence[int]:
         """Return where each entry starts, and where the last one ends."""
@@ -592,15 +583,10 @@ class Manifest:
         return starts
 
     def _named_error(self, error: CorruptManifest) -> CorruptManifest:
-        """Return the error with this manifest's name, if it has one."""
-        place, arguments = self._name
-        text = with_queue_in_hint(str(error), arguments)
-        return CorruptManifest(f"{place}: {text}") if place else error
-
-
-def with_queue_in_hint(text: str, arguments: str) -> str:
-    """Return an error's text with the queue's arguments in the commands that it suggests."""
-    return _BARE_COMMAND.sub(lambda found: f"{found[1]} {arguments}{found[2]}", text)
+        """Return the error with the name of this manifest's queue, if it is known."""
+        if self._queue is None:
+            return error
+        return CorruptManifest(f"{self._queue.place}: ", *error.args).at(self._queue)
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:
@@ -625,8 +611,8 @@ def check_transition(before: Manifest, after: Manifest) -> None:
             raise before._named_error(
                 CorruptManifest(
                     f"manifest {name} falls from {old} to {new}: another writer broke the format, "
-                    "or someone replaced the manifest. Stop producers and consumers and look at "
-                    "it with 'opendata-buffer status'"
+                    "or someone replaced the manifest. Stop producers and consumers",
+                    Hint(Action.INSPECT),
                 )
             )
 

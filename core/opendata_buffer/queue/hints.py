@@ -8,7 +8,6 @@ never contain a credential.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 
 from opendata_buffer.config import (
@@ -16,6 +15,33 @@ from opendata_buffer.config import (
     PARTITION_NAME,
     QueueConfig,
 )
+from opendata_buffer.hints import QueueName
+
+
+def queue_name(url: str, config: QueueConfig) -> QueueName:
+    """Name a queue for its errors.
+
+    Args:
+        url: The URL of the store.
+        config: The queue. Settings with their default value are left out, and so are secrets.
+
+    Returns:
+        The name.
+    """
+    prefix, manifest = config.data_path_prefix, config.manifest_path
+    options: list[tuple[str, str | bool]] = []
+    if prefix != DEFAULT_DATA_PATH_PREFIX:
+        options.append(("data_path_prefix", prefix))
+    if manifest != f"{prefix}/manifest":
+        options.append(("manifest_path", manifest))
+    return QueueName(url, manifest, (*options, *config.store_options.for_commands()))
+
+
+def topic_name(url: str, config: QueueConfig) -> QueueName:
+    """Return the name of a queue as :func:`queue_name` does, or of its topic for a partition."""
+    if PARTITION_NAME.fullmatch(config.data_path_prefix) is not None:
+        config = replace(config, data_path_prefix=DEFAULT_DATA_PATH_PREFIX, manifest_path="")
+    return queue_name(url, config)
 
 
 def queue_hint(url: str, config: QueueConfig) -> str:
@@ -28,13 +54,7 @@ def queue_hint(url: str, config: QueueConfig) -> str:
     Returns:
         The arguments of a command, such as ``s3://bucket --data-path-prefix orders``.
     """
-    prefix, manifest = config.data_path_prefix, config.manifest_path
-    found = [url]
-    if prefix != DEFAULT_DATA_PATH_PREFIX:
-        found += ["--data-path-prefix", prefix]
-    if manifest != f"{prefix}/manifest":
-        found += ["--manifest-path", manifest]
-    return shlex.join([*found, *config.store_options.command_words()])
+    return queue_name(url, config).words()
 
 
 def reset_command(url: str, config: QueueConfig, reader: str, sequence: int) -> str:
@@ -55,9 +75,7 @@ def reset_command(url: str, config: QueueConfig, reader: str, sequence: int) -> 
 
 def topic_hint(url: str, config: QueueConfig) -> str:
     """Return a queue as :func:`queue_hint` does, or its whole topic if it is a partition."""
-    if PARTITION_NAME.fullmatch(config.data_path_prefix) is not None:
-        config = replace(config, data_path_prefix=DEFAULT_DATA_PATH_PREFIX, manifest_path="")
-    return queue_hint(url, config)
+    return topic_name(url, config).words()
 
 
 def wrong_marker_hint(url: str, config: QueueConfig) -> str:

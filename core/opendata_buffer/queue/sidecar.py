@@ -341,4 +341,4 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
         return decode(data)
     except errors.CorruptData as error:
         # The decoder sees only the bytes, and cannot name the object.
-        raise errors.CorruptData(f"{key!r}: {error}") from error
+        raise errors.CorruptData(f"{key!r}: ", *error.args) from error

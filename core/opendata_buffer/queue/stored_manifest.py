@@ -24,9 +24,10 @@ from collections.abc import Callable
 
 from opendata_buffer import errors
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.hints import Action, Hint, QueueName, Setting
 from opendata_buffer.queue.cas import CasObject, CasStore
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.marker import Watermark
 from opendata_buffer.runtime import Runtime
 
@@ -51,11 +52,11 @@ def manifest_object(
     Returns:
         The object. Nothing was read yet.
     """
-    place, hint = f"{config.manifest_path!r} in {store.url}", queue_hint(store.url, config)
+    queue = queue_name(store.url, config)
     return CasObject(
         store,
         config.manifest_path,
-        decode=lambda data: parse_manifest(data, place, hint),
+        decode=lambda data: parse_manifest(data, queue),
         encode=lambda manifest: manifest.raw,
         runtime=runtime,
         settings=config,
@@ -84,13 +85,12 @@ def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Man
     return found if isinstance(found, Manifest) else None
 
 
-def parse_manifest(data: bytes, place: str, hint: str) -> Manifest:
-    """Parse a manifest whose errors name its place and the command that helps.
+def parse_manifest(data: bytes, queue: QueueName) -> Manifest:
+    """Parse the manifest of a queue, which its errors name.
 
     Args:
         data: The whole object.
-        place: The object, as errors name it. An error of this function does not contain it.
-        hint: The queue as commands take it: see :func:`.queue_hint`.
+        queue: The queue.
 
     Returns:
         The manifest.
@@ -99,9 +99,10 @@ def parse_manifest(data: bytes, place: str, hint: str) -> Manifest:
         CorruptManifest: The manifest is damaged.
     """
     try:
-        return Manifest.parse(data).named(place, hint)
+        return Manifest.parse(data).of(queue)
     except errors.CorruptManifest as error:
-        raise errors.CorruptManifest(with_queue_in_hint(str(error), hint)) from error
+        error.at(queue)
+        raise
 
 
 def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, url: str) -> None:
@@ -129,9 +130,11 @@ def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, ur
             f"epoch {seen.epoch} -> {now.epoch}. It was deleted and recreated, or restored from an "
             "old copy"
         )
+    queue = queue_name(url, config)
     raise errors.QueueReset(
-        f"manifest {config.manifest_path!r} {what}. {_restore(config, url)} To start over without "
-        f"them, use 'opendata-buffer produce {queue_hint(url, config)} --recreate'."
+        f"manifest {config.manifest_path!r} {what}",
+        Hint(Action.RESTORE_OR_REBUILD_MANIFEST, queue),
+        Hint(Action.START_OVER, queue),
     )
 
 
@@ -140,7 +143,9 @@ def vanished(config: QueueConfig, url: str) -> errors.QueueReset:
     return errors.QueueReset(
         f"manifest {config.manifest_path!r} in {url} vanished while in use. It is not "
         "recreated: sequences would start again at 0 and acknowledged positions would hide "
-        f"new batches. {_restore(config, url)} Check lifecycle rules on the bucket."
+        "new batches.",
+        Hint(Action.RESTORE_OR_REBUILD_MANIFEST, queue_name(url, config)),
+        "Check lifecycle rules on the bucket.",
     )
 
 
@@ -168,8 +173,11 @@ def check_resume(
     if now is None:
         raise errors.QueueReset(
             f"cannot resume after sequence {last_acked}: manifest {config.manifest_path!r} does "
-            f"not exist in {url}. The queue was deleted or the URL, data_path_prefix "
-            "or manifest_path is another queue's. Start without a position to create it."
+            f"not exist in {url}. The queue was deleted, or the URL, ",
+            Setting("data_path_prefix"),
+            " or ",
+            Setting("manifest_path"),
+            " is another queue's. Start without a position to create it.",
         )
     if last_acked >= now.next_sequence:
         why = ends_before(last_acked, now.next_sequence, config.manifest_path, url)
@@ -189,12 +197,4 @@ def ends_before(last_acked: int, next_sequence: int, key: str, url: str) -> str:
     return (
         f"cannot resume after sequence {last_acked}: manifest {key!r} in {url} ends at "
         f"{next_sequence - 1}. The queue was recreated or the position belongs to another queue."
-    )
-
-
-def _restore(config: QueueConfig, url: str) -> str:
-    return (
-        "Stop producers, consumers and collectors. Restore the latest version (bucket "
-        "versioning), or let 'opendata-buffer fsck "
-        f"{queue_hint(url, config)} --repair' enqueue the batches again that are still there."
     )

@@ -23,6 +23,7 @@ from opendata_buffer.formats.manifest import (
     entry_bytes,
     salvage_entries,
 )
+from opendata_buffer.hints import QueueName
 
 # Entry 7 "p/a" without metadata, entry 8 "é" with two items: every byte of the format.
 ENTRY_7 = (
@@ -591,7 +592,8 @@ def test_the_bytes_of_an_entry_are_known_before_it_is_appended(new: NewEntry) ->
 
 def test_an_error_of_a_named_manifest_has_its_place_and_its_queue_in_the_commands() -> None:
     damaged = Manifest.parse(entry(0) + entry(5) + footer(2, 2))
-    named = damaged.named("'ingest/manifest' in s3://bucket", "s3://bucket --manifest-path m")
+    name = QueueName("s3://bucket", "ingest/manifest", (("manifest_path", "m"),))
+    named = damaged.of(name)
     for read in (named.entries, named.append([NewEntry("p/x")]).check, named.locations):
         with pytest.raises(CorruptManifest) as caught:
             read()
@@ -599,5 +601,5 @@ def test_an_error_of_a_named_manifest_has_its_place_and_its_queue_in_the_command
         assert text.startswith("'ingest/manifest' in s3://bucket: manifest entry at byte ")
         assert "'opendata-buffer fsck s3://bucket --manifest-path m'" in text
         assert "'opendata-buffer fsck s3://bucket --manifest-path m --repair'" in text
-    with pytest.raises(CorruptManifest, match=r"^manifest entry at byte .*'opendata-buffer fsck'"):
+    with pytest.raises(CorruptManifest, match=r"^manifest entry at byte .* fsck STORE'"):
         damaged.entries()

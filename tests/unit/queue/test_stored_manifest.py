@@ -13,7 +13,7 @@ from opendata_buffer.errors import (
     CorruptManifest,
 )
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.stored_manifest import parse_manifest
 
 SOUND = Manifest.empty().append([NewEntry(f"p-1/{n}.batch") for n in range(3)])
@@ -38,8 +38,7 @@ def test_the_error_about_damage_after_the_first_entry_names_the_manifest_and_the
     size = (SOUND.size - FOOTER_SIZE) // 3
     damaged = bytearray(SOUND.raw)
     damaged[size + 4] ^= 0xFF  # the second entry's sequence
-    hint = queue_hint("s3://bucket", PARTITION)
-    manifest = parse_manifest(bytes(damaged), "'p-1/manifest' in s3://bucket", hint)
+    manifest = parse_manifest(bytes(damaged), queue_name("s3://bucket", PARTITION))
     with pytest.raises(CorruptManifest) as caught:
         read(manifest)
     text = str(caught.value)
