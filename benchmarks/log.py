@@ -29,7 +29,10 @@ from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.log import Log, LogIndex, Part, parts_folder
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log_parts import Part, parts_folder
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
 from opendata_buffer.queue.reader_admin import enable_readers
 from opendata_buffer.queue.stored_manifest import read_manifest
@@ -183,7 +186,7 @@ def write_log(url: str, waiting: int) -> None:
         name = f"{first:020d}-{end:020d}-x.segment"
         part = Part(first, end, times_ms[0], times_ms[-1], name)
         store.put(parts_folder(config) + part.name, segment.raw)
-        index = log.with_pages(index.with_segment(part))
+        index = log.segments.with_pages(index.with_segment(part))
         if first <= waiting - AWAY < end:
             for entry in entries:
                 store.put(entry.location, encode_batch([b"record"]))
@@ -248,7 +251,7 @@ def _find_time(url: str) -> None:
     manifest = read_manifest(store, config, runtime)
     assert manifest is not None
     log = Log(store, config, runtime)
-    view = log.view(log.need(), manifest)
+    view = LogView.of(log, log.need(), manifest)
     back = int.from_bytes(os.urandom(4), "little") % (AWAY - 2 * SEGMENT)
     assert view.first_sequence < view.since(runtime.now_ms() - (back + SEGMENT) * STEP_MS)
 

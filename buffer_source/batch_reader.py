@@ -19,7 +19,7 @@ from opendata_buffer.consumer.isolation import MOST_NOTED, ReadCommitted, Repeat
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.hints import removed_before
-from opendata_buffer.queue.log import LogView
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.runtime import SystemRuntime, in_parallel
 from opendata_buffer.stores.open import open_store
 

@@ -21,7 +21,8 @@ from opendata_buffer.formats.batch import location_timestamp_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.option_reader import in_options
 from opendata_buffer.queue.hints import queue_hint
-from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.neighbours import check_manifest_path, missing_topic_hint
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
 from opendata_buffer.queue.unaccounted import refusal
@@ -362,7 +363,7 @@ def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest 
         return None
     log_ = Log(store, options.queue, runtime)
     index = log_.read_unclaimed()
-    return manifest if index is None else log_.view(index, manifest)
+    return manifest if index is None else LogView.of(log_, index, manifest)
 
 
 def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidInput:

@@ -40,7 +40,7 @@ from opendata_buffer.consumer.opening import open_queue
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.queue.log import LogView
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue

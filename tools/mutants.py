@@ -37,6 +37,14 @@ FOLDER = CACHE.parent / "mutants"
 """The copy and the results of each module. Two runs must not share it."""
 
 _FORMATS = ("tests/unit/formats", "tests/golden")
+_LOG = (
+    "tests/unit/queue/test_log.py",
+    "tests/unit/queue/test_log_moves.py",
+    "tests/unit/queue/test_reader_admin.py",
+    "tests/unit/queue/test_reader_positions.py",
+    "tests/unit/queue/test_reader_queue.py",
+    "tests/unit/queue/test_retention.py",
+)
 MODULES = {
     "formats/zstd": _FORMATS,
     "formats/batch": _FORMATS,
@@ -48,24 +56,14 @@ MODULES = {
         "tests/unit/consumer/test_isolation_repeats.py",
         "tests/unit/consumer/test_batches.py",
     ),
-    "gc": (
-        "tests/unit/gc",
-        "tests/unit/queue/test_log.py",
-        "tests/unit/queue/test_log_moves.py",
-        "tests/unit/queue/test_reader_admin.py",
-        "tests/unit/queue/test_reader_positions.py",
-        "tests/unit/queue/test_reader_queue.py",
-        "tests/unit/queue/test_log_retention.py",
-    ),
-    "queue/log": (
-        "tests/unit/queue/test_log.py",
-        "tests/unit/queue/test_log_values.py",
-        "tests/unit/queue/test_log_moves.py",
-        "tests/unit/queue/test_reader_admin.py",
-        "tests/unit/queue/test_reader_positions.py",
-        "tests/unit/queue/test_reader_queue.py",
-        "tests/unit/queue/test_log_retention.py",
-    ),
+    "gc": ("tests/unit/gc", *_LOG),
+    "queue/log": _LOG,
+    "queue/log_index": ("tests/unit/queue/test_log_index.py", *_LOG),
+    "queue/log_moves": _LOG,
+    "queue/log_parts": ("tests/unit/queue/test_log_parts.py", *_LOG),
+    "queue/log_segments": ("tests/unit/queue/test_log_segments.py", *_LOG),
+    "queue/log_view": ("tests/unit/queue/test_log_view.py", *_LOG),
+    "queue/retention": _LOG,
 }
 """The modules to mutate, and the tests that must notice their mutants. The tests run once for every
 mutant, so the few that start a process or take seconds are left out."""

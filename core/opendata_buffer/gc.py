@@ -36,21 +36,16 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.hints import queue_hint
-from opendata_buffer.queue.log import (
-    REMEMBERED,
-    Log,
-    LogIndex,
-    LogView,
-    SegmentGone,
-    end_of_part,
-    floor_of,
-    name_ms,
-    parts_folder,
-)
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import REMEMBERED, LogIndex
+from opendata_buffer.queue.log_parts import end_of_part, name_ms, parts_folder
+from opendata_buffer.queue.log_segments import SegmentGone
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import OWNER_NAME, Watermark, owner_key
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_queue, misplaced
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import ReaderPosition, read_positions, readers_folder
+from opendata_buffer.queue.retention import floor_of, full_since, kept_since
 from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.queue.stored_manifest import check_reached, manifest_object
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
@@ -237,24 +232,6 @@ def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
         f"a quarter of the grace period of {grace_ms / 1000:.0f} s. One of them is wrong, and the "
         "age of an object is not known. Set this machine's clock (NTP), or mend the store's."
     )
-
-
-def full_since(sizes: Mapping[int, int], wanted: int) -> int | None:
-    """Return the latest time since which batches have the ``wanted`` bytes.
-
-    Args:
-        sizes: Bytes by the minute since the Unix epoch.
-        wanted: Number of bytes.
-
-    Returns:
-        Milliseconds since the Unix epoch; None if all batches together have fewer bytes.
-    """
-    for minute in sorted(sizes, reverse=True):
-        wanted -= sizes[minute]
-        if wanted <= 0:
-            # Add a minute, because the records of a batch are somewhat older than its name.
-            return (minute - 1) * 60_000
-    return None
 
 
 def without_nested(made: GcPlan, nested: Collection[str]) -> GcPlan:
@@ -469,13 +446,13 @@ class GarbageCollector:
         if index is not None and self._view is None:
             if not dry_run:
                 index = self._moved(index, manifest, claim)
-            self._view = self._log.view(index, manifest)
+            self._view = LogView.of(self._log, index, manifest)
             index = self._raise_floor(self._view, min(page.now_ms, own_ms), dry_run)
         if index is None:
             queued = self._queued_in(manifest)
         else:
             try:
-                queued = Queued.of_log(index, manifest, self._log.oldest_name_ms(index))
+                queued = Queued.of_log(index, manifest, self._log.segments.oldest_name_ms(index))
             except SegmentGone as error:
                 if self._log.read() == index:
                     raise
@@ -602,11 +579,11 @@ class GarbageCollector:
         """
         bounds = []
         if view.index.retention_ms is not None:
-            bounds.append(view.kept_since(now_ms - view.index.retention_ms, now_ms))
+            bounds.append(kept_since(view, now_ms - view.index.retention_ms, now_ms))
         if view.index.retention_bytes is not None:
             known_ms = self._full_since_ms
             bounds.append(
-                view.index.floor if known_ms is None else view.kept_since(known_ms, now_ms)
+                view.index.floor if known_ms is None else kept_since(view, known_ms, now_ms)
             )
         return max(bounds, default=None)
 

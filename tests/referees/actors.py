@@ -34,6 +34,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing
 from opendata_buffer.queue.reader_admin import enable_readers, reset_reader
 from opendata_buffer.runtime import Moment, SystemRuntime
@@ -152,7 +153,7 @@ def make_log(scene: Scene, readers: list[str]) -> None:
     times = {"retention_ms": None, "reader_expiry_ms": 10**9}
     enable_readers(scene.store, config, queue, scene.runtime, **times)
     log = Log(scene.store, config, scene.runtime)
-    view = log.view(log.need(), Manifest.empty())
+    view = LogView.of(log, log.need(), Manifest.empty())
     for name in readers:
         reset_reader(view, name, 0)
 

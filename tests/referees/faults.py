@@ -50,7 +50,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [("            self.check_epoch(found, epoch)\n            moved", "            moved")],
     ),
     "the floor of a log is that of its fastest reader": (
-        "log", CORE + "queue/log.py", [("min([*bounds, next_sequence])", "max(bounds)")],
+        "log", CORE + "queue/retention.py", [("min([*bounds, next_sequence])", "max(bounds)")],
     ),
     "the collector writes an index of a log that has changed": (
         "log", CORE + "gc.py",

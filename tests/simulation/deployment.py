@@ -61,9 +61,9 @@ from opendata_buffer.errors import (
     Superseded,
 )
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue import reader_queue
+from opendata_buffer.queue import log_index, reader_queue
 from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_segments import Segments
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
@@ -104,9 +104,9 @@ def small_logs() -> Iterator[None]:
     with (
         mock.patch.object(Log, "most_entries", 8),
         mock.patch.object(Log, "left_entries", 3),
-        mock.patch.object(Log, "most_moved", 20),
-        mock.patch.object(queue_log, "FAN", 3),
-        mock.patch.object(queue_log, "REMEMBERED", 6),
+        mock.patch.object(Segments, "most_entries", 20),
+        mock.patch.object(log_index, "FAN", 3),
+        mock.patch.object(log_index, "REMEMBERED", 6),
         mock.patch.object(reader_queue, "REMEMBERED", 6),
         mock.patch.object(opendata_buffer.gc, "REMEMBERED", 6),
         # A killed process's generator would take its lock when it is collected as garbage.

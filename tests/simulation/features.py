@@ -34,7 +34,9 @@ from opendata_buffer.admin.trim import Start, plan_trim, skip_batch, trim_queue
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError, StorageError
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.log import Log, LogIndex, index_key
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex, index_key
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.reader_admin import enable_readers, reset_reader
@@ -563,7 +565,7 @@ def _notices(deployment: Deployment, partition: str) -> None:
     config = deployment.config(QueueConfig, partition)
     log = Log(deployment.memory, config, deployment.director)
     index = log.need()
-    view = log.view(index, read_manifest(deployment, config))
+    view = LogView.of(log, index, read_manifest(deployment, config))
     entries = view.entries(view.first_sequence, view.next_sequence - view.first_sequence)
     gone = sum(entry.location in deployment.oracle.deleted for entry in entries)
 

@@ -17,8 +17,9 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import StorageError
 from opendata_buffer.formats.batch import name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue.log import LogIndex, end_of_part, index_key
+from opendata_buffer.queue import log_index
+from opendata_buffer.queue.log_index import LogIndex, index_key
+from opendata_buffer.queue.log_parts import end_of_part
 from opendata_buffer.stores.base import Blob
 from tests.simulation.deployment import Deployment
 
@@ -68,7 +69,7 @@ def _is_remembered(key: str, left: Left) -> bool:
     index = left.indexes.get(_prefix_of(key))
     if "/_log/" not in key or index is None:
         return False
-    return end_of_part(key) > index.floor - queue_log.REMEMBERED
+    return end_of_part(key) > index.floor - log_index.REMEMBERED
 
 
 def _is_held_back(key: str, left: Left) -> bool:

@@ -15,9 +15,11 @@ from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PoisonBatch, QueueReset
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue import reader_queue
-from opendata_buffer.queue.log import Log, LogIndex, Part, page_from_json
+from opendata_buffer.queue import log_index, reader_queue
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log_parts import Part, page_from_json
+from opendata_buffer.queue.log_segments import Segments
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import enable_readers, reset_reader
@@ -47,10 +49,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of a few entries, pages of a few segments, and a short memory for repeats."""
     monkeypatch.setattr(Log, "most_entries", 8)
     monkeypatch.setattr(Log, "left_entries", 3)
-    monkeypatch.setattr(Log, "most_moved", 20)
-    monkeypatch.setattr(queue_log, "FAN", 3)
+    monkeypatch.setattr(Segments, "most_entries", 20)
+    monkeypatch.setattr(log_index, "FAN", 3)
     monkeypatch.setattr(opendata_buffer.gc, "_PAGE", 5)
-    for module in (queue_log, reader_queue, opendata_buffer.gc):
+    for module in (log_index, reader_queue, opendata_buffer.gc):
         monkeypatch.setattr(module, "REMEMBERED", 30)
 
 

@@ -120,7 +120,7 @@ LookBeforeMove(m) ==
 
 \* The index after it: what left the manifest before it was seen is in the index, or was taken
 \* by a v1 consumer.
-\* core/opendata_buffer/queue/log.py: Log.move
+\* core/opendata_buffer/queue/log_moves.py: move_entries
 ReadIndexBeforeMove(m) ==
     /\ mover[m].at \in {"sees", "stored"}
     /\ mover' = [mover EXCEPT ![m].at = "looks", ![m].known = index.now, ![m].segment = None]
@@ -134,7 +134,7 @@ IsStored(known, seen) ==
 
 \* A segment begins where the index ends. Its object is stored before the index names it. A mover
 \* stops where what is missing before it is stored, until a person repairs the index.
-\* core/opendata_buffer/queue/log.py: Log.move
+\* core/opendata_buffer/queue/log_moves.py: move_entries
 StoreSegment(m) ==
     LET seen == mover[m].seen
         from == IF Faulty("a segment begins where the manifest begins") THEN seen.first
@@ -152,7 +152,7 @@ StoreSegment(m) ==
 \* The only commit point. What is missing before the segment was taken by somebody else. A mover
 \* that was not told that it is written tries again, or reads the index again. It goes on with the
 \* manifest that it has seen.
-\* core/opendata_buffer/queue/log.py: LogIndex.with_segment
+\* core/opendata_buffer/queue/log_index.py: LogIndex.with_segment
 WriteIndex(m) ==
     LET known == mover[m].known
         segment == mover[m].segment
@@ -176,7 +176,7 @@ Trim ==
          manifest' = answer[2]
     /\ UNCHANGED <<index, objects, mover, Log_2>>
 
-\* core/opendata_buffer/queue/log.py: Log.move
+\* core/opendata_buffer/queue/log_moves.py: move_entries
 EndMove(m) ==
     /\ mover[m].at # "off"
     /\ mover' = [mover EXCEPT ![m] = NoMover]
@@ -233,7 +233,7 @@ LookBeforeRegistration(r) ==
 
 \* The index changes also where it has the name: a collector that saw an earlier position loses
 \* its race, too.
-\* core/opendata_buffer/queue/log.py: LogIndex.with_reader
+\* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
 Register(r) ==
     LET new == [run[r].known EXCEPT !.readers = @ \cup {run[r].name}, !.changes = @ + 1] IN
     /\ run[r].at = "registers"
@@ -262,7 +262,7 @@ ReadIndex(r) ==
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
 \* One view serves for several entries.
-\* core/opendata_buffer/queue/log.py: LogView.entries
+\* core/opendata_buffer/queue/log_view.py: LogView.entries
 HandOut(r) ==
     LET s == run[r].next
         n == run[r].name
@@ -342,7 +342,7 @@ EndReset ==
     /\ UNCHANGED <<index, position, acked, unsure, counts, Log_4>>
 
 \* A collector that has seen the position before loses its race for the index.
-\* core/opendata_buffer/queue/log.py: LogIndex.with_reader
+\* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
 ConfirmReset ==
     LET new == [resetter.known EXCEPT !.readers = @ \cup {resetter.name}, !.changes = @ + 1] IN
     /\ resetter.at = "write"
@@ -373,7 +373,7 @@ ReadPosition(n) ==
     /\ UNCHANGED <<index, objects, deleted, counts, Log_5>>
 
 \* The pure function of the floor: what all readers have, in segments or still in the manifest.
-\* core/opendata_buffer/queue/log.py: floor_of
+\* core/opendata_buffer/queue/retention.py: floor_of
 Floor(known, readers, found) ==
     LET least == IF Faulty("the floor is that of the fastest reader")
                  THEN CHOOSE x \in {found[n] : n \in readers} : \A n \in readers : found[n] <= x
@@ -381,7 +381,7 @@ Floor(known, readers, found) ==
     IF readers = {} THEN known.floor ELSE Max(known.floor, least)
 
 \* A retention keeps more.
-\* core/opendata_buffer/queue/log.py: LogIndex.with_floor
+\* core/opendata_buffer/queue/log_index.py: LogIndex.with_floor
 WriteFloor ==
     LET known == IF Faulty("the positions are read before the index") THEN index.now
                  ELSE collector.known

@@ -11,9 +11,12 @@ import opendata_buffer.gc
 from opendata_buffer import Consumer
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue import reader_queue
-from opendata_buffer.queue.log import Log, LogIndex, Part, page_from_json, span_of_segment
+from opendata_buffer.queue import log_index, reader_queue
+from opendata_buffer.queue import queue as queue_module
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log_parts import Part, page_from_json, span_of_segment
+from opendata_buffer.queue.log_segments import Segments
 from opendata_buffer.queue.queue import Queue, _Append, left_to_log
 from opendata_buffer.queue.reader_positions import ReaderPosition
 from opendata_buffer.queue.reader_queue import ReaderQueue
@@ -132,7 +135,7 @@ def notes_calls(recorder: Recorder) -> list[Mutation]:
 
     return [
         (Queue, "append", around("append", lambda queue, entries: entries, "appended")),
-        (Log, "move", around("move", moved)),
+        (queue_module, "move_entries", around("move", moved)),
         (
             ReaderQueue,
             "_take",
@@ -155,12 +158,12 @@ def small() -> Any:
     with patched(
         (Log, "most_entries", lambda _: 4),
         (Log, "left_entries", lambda _: 1),
-        (Log, "most_moved", lambda _: 6),
-        (queue_log, "FAN", lambda _: 3),
+        (Segments, "most_entries", lambda _: 6),
+        (log_index, "FAN", lambda _: 3),
         (opendata_buffer.gc, "_PAGE", lambda _: 5),
         *(
             (module, "REMEMBERED", lambda _: 3)
-            for module in (queue_log, reader_queue, opendata_buffer.gc)
+            for module in (log_index, reader_queue, opendata_buffer.gc)
         ),
     ):
         yield
@@ -541,11 +544,12 @@ def _names_first(move: Callable[..., Any]) -> Callable[..., Any]:
             self.waiting.append((key, data))
 
     def mutated(log: Log, manifest: Manifest) -> Any:
-        store, log.store = log.store, Delayed(log.store)  # type: ignore[assignment]
+        segments = log.segments
+        store, segments.store = segments.store, Delayed(segments.store)  # type: ignore[assignment]
         try:
             return move(log, manifest)
         finally:
-            delayed, log.store = log.store, store
+            delayed, segments.store = segments.store, store
             for key, data in delayed.waiting:  # type: ignore[attr-defined]
                 store.put(key, data)
 
@@ -568,7 +572,7 @@ MUTATIONS: dict[str, tuple[int, Mutation, set[str]]] = {
     ),
     "the index names a segment before it is stored": (
         2,
-        (Log, "move", _names_first),
+        (queue_module, "move_entries", _names_first),
         {"write index"},
     ),
     "the floor is that of the fastest reader": (

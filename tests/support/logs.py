@@ -5,7 +5,8 @@ from __future__ import annotations
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import CasStore
-from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.reader_admin import enable_readers
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -41,4 +42,4 @@ def open_view(
 ) -> LogView:
     """All that a log keeps, behind a manifest that was just read."""
     log = Log(store, config, runtime)
-    return log.view(log.need(), manifest)
+    return LogView.of(log, log.need(), manifest)

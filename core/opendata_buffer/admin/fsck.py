@@ -28,15 +28,10 @@ from opendata_buffer.formats.batch import key_fault, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.hints import Action, Hint, Message, Surface
 from opendata_buffer.queue.hints import reset_command
-from opendata_buffer.queue.log import (
-    MAX_SEGMENT_BYTES,
-    Log,
-    LogIndex,
-    LogView,
-    OldIndex,
-    index_key,
-    parts_folder,
-)
+from opendata_buffer.queue.log import Log, OldIndex
+from opendata_buffer.queue.log_index import LogIndex, index_key
+from opendata_buffer.queue.log_parts import MAX_SEGMENT_BYTES, parts_folder
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import PrefixOwner, owner_key, owner_object
 from opendata_buffer.queue.ownership import misplaced
 from opendata_buffer.queue.reader_positions import read_positions
@@ -198,7 +193,7 @@ def check_queue(queue: Target) -> Report:
         ]
     if index is not None:
         known = log.need(marked=True)
-        report.problems = _joined(report.problems, log.view(known, reader.manifest()))
+        report.problems = _joined(report.problems, LogView.of(log, known, reader.manifest()))
         # Ignore positions that cannot be read, because status reports them.
         positions = read_positions(log, known, unreadable=lambda _: None)
         report.positions = {name: each.next for name, each in positions.items()}
@@ -216,7 +211,7 @@ def _index_fault(store: Store, log: Log, manifest: Manifest) -> Finding | None:
     """Return what is wrong with the index of a log; None if nothing is."""
     key = index_key(log.config)
     try:
-        log.view(log.need(marked=True), manifest)
+        log.check_gap(log.need(marked=True), manifest)
     except OldIndex as error:
         return Finding(None, key, error.text(Surface.SHELL), Kind.OLD_INDEX, _INDEX_NAME)
     except errors.CorruptData as error:
@@ -235,7 +230,7 @@ def _hidden(log: Log, index: LogIndex) -> Iterator[Finding]:
     that noted the loss.
     """
     for first, end in index.lost:
-        stored = log.stored_between(first, end)
+        stored = log.segments.stored_between(first, end)
         if stored and _is_kept(log, stored[-1][2], end):
             text = (
                 f"it says that sequences {first} to {end - 1} were lost, and there is a segment "
@@ -333,7 +328,7 @@ def _entries_of(
 
     Adds a problem to the report for each segment that cannot be read.
     """
-    for part, found in log.segments(index):
+    for part, found in log.segments.each(index):
         if isinstance(found, errors.CorruptData):
             what = "segment" if part.name.endswith(".segment") else "page of the index"
             key = parts_folder(config) + part.name

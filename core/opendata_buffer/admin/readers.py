@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.errors import CorruptData, DataLoss, Drained, InvalidInput
-from opendata_buffer.queue.log import Log, LogIndex, LogView, parts_folder
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log_parts import parts_folder
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.reader_admin import (
     enable_readers,
@@ -50,7 +53,7 @@ def view_of(queue: Target) -> LogView:
     queue_id = "" if claim is None else claim.queue_id
     found = Log(queue.store, queue.config, queue.runtime, queue_id)
     index = found.need(marked=claim is not None and claim.is_log)
-    return found.view(index, manifest)
+    return LogView.of(found, index, manifest)
 
 
 def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:

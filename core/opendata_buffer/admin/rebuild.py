@@ -25,13 +25,12 @@ from opendata_buffer.hints import Message
 from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.consumer_note import REPAIR, write_consumer_info
-from opendata_buffer.queue.log import (
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex, index_key
+from opendata_buffer.queue.log_parts import (
     MAX_SEGMENT_BYTES,
-    Log,
-    LogIndex,
     Part,
     chain_of,
-    index_key,
     parts_folder,
     span_of_segment,
 )
@@ -294,14 +293,14 @@ def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
         pass  # The index is old, damaged or gone too. Trust the stored segments instead.
     else:
         # Include segments before the floor, because their batches may still exist.
-        for _, segment in log.segments(replace(index, floor=0)):
+        for _, segment in log.segments.each(replace(index, floor=0)):
             if isinstance(segment, errors.CorruptData):
                 raise segment
             locations.update(segment.locations())
         end = index.end
     # A killed mover may have stored a segment that no index names. The repair of the index, which
     # comes next, adds it.
-    for _, last, key in log.stored_between(end, LARGEST):
+    for _, last, key in log.segments.stored_between(end, LARGEST):
         stored = Manifest.parse(read_bytes(queue.store, key, MAX_SEGMENT_BYTES))
         locations.update(stored.locations())
         end = max(end, last)
@@ -337,7 +336,7 @@ def rebuild_index(queue: Target) -> str | None:
     log = Log(store, config, runtime, queue_id)
     keep_from = 0
     if old is not None:
-        hidden = (first for first, end in old.lost if log.stored_between(first, end))
+        hidden = (first for first, end in old.lost if log.segments.stored_between(first, end))
         keep_from = min([old.floor, *hidden])
     spans = {}
     for each in store.list(folder).objects:
@@ -352,7 +351,7 @@ def rebuild_index(queue: Target) -> str | None:
             floor = next(there, segment.next_sequence)
         new = new or LogIndex(queue_id, span[0], 0)
         new = new.with_segment(Part.of(segment, spans[span].removeprefix(folder)))
-    new = log.with_pages(new or LogIndex(queue_id, manifest.first_sequence, 0))
+    new = log.segments.with_pages(new or LogIndex(queue_id, manifest.first_sequence, 0))
     files = (each.key[len(positions) :] for each in store.list(positions).objects)
     names = (each.removesuffix(".json") for each in files if "/" not in each)
     floor = max(floor, keep_from)

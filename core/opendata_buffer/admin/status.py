@@ -26,7 +26,9 @@ from opendata_buffer.gc import Queued
 from opendata_buffer.quarantine import list_quarantine, quarantined_names
 from opendata_buffer.queue.consumer_note import ConsumerInfo, read_consumer_info
 from opendata_buffer.queue.hints import queue_hint, reset_command, topic_hint
-from opendata_buffer.queue.log import Log, LogView, name_ms
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_parts import name_ms
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.missing import Missing, find_missing
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import fullness
@@ -459,7 +461,7 @@ def _see(
     if claim is not None and claim.is_log:
         log = Log(queue.store, queue.config, queue.runtime, claim.queue_id)
         try:
-            view = log.view(log.need(marked=True), manifest)
+            view = LogView.of(log, log.need(marked=True), manifest)
         except errors.CorruptData as fault:
             refused = refused or f"readers are refused: {fault}"
     return manifest, view, refused, None if claim is None else claim.grace_ms

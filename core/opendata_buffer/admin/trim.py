@@ -43,7 +43,8 @@ from opendata_buffer.quarantine import (
 )
 from opendata_buffer.queue.consumer_note import SKIP, TRIM, write_consumer_info
 from opendata_buffer.queue.hints import queue_hint, reset_command, topic_hint
-from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.reader_positions import read_positions
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.stores.base import read_bytes

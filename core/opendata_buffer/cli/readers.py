@@ -33,7 +33,7 @@ from opendata_buffer.cli.text import confirm, format_retention, format_span, plu
 from opendata_buffer.config import check_reader_name
 from opendata_buffer.errors import CorruptData, Drained, InvalidInput
 from opendata_buffer.queue.hints import queue_hint
-from opendata_buffer.queue.log import LogIndex
+from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.reader_admin import unknown_reader
 from opendata_buffer.runtime import Runtime
 

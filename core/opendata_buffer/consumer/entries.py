@@ -32,7 +32,7 @@ from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.log import LogView
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime

@@ -26,7 +26,8 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import LAST_READ_S
 from opendata_buffer.queue.consumer_note import amend_consumer_info, write_consumer_info
 from opendata_buffer.queue.hints import queue_hint, reset_command
-from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing

@@ -14,7 +14,8 @@ from opendata_buffer.consumer.opening import check_data_loss, count_between
 from opendata_buffer.consumer.position import Cursors
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
-from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.queue.queue import Queue
@@ -95,7 +96,7 @@ class ReadOnlyReader:
         wanted = manifest.first_sequence if needed is None else needed
         if self._view is None or wanted < manifest.first_sequence:
             index = self._log.read_unclaimed()
-        self._view = manifest if index is None else self._log.view(index, manifest)
+        self._view = manifest if index is None else LogView.of(self._log, index, manifest)
         return self._view
 
     def manifest(self) -> Manifest:

@@ -24,7 +24,8 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import is_confined
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import CasStore
-from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.runtime import Runtime
@@ -106,7 +107,7 @@ def look_for_missing(
     manifest = read_manifest(store, config, runtime) or Manifest.empty()
     log = Log(store, config, runtime, "" if claim is None else claim.queue_id)
     index = log.read()
-    return None if index is None else find_missing(log.view(index, manifest), needed)
+    return None if index is None else find_missing(LogView.of(log, index, manifest), needed)
 
 
 def _is_stored(view: LogView, sequence: int) -> bool:

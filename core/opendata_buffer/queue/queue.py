@@ -49,7 +49,10 @@ from opendata_buffer.formats.manifest import (
     entry_bytes,
 )
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
-from opendata_buffer.queue.log import Log, LogIndex, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log_moves import move_entries
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import Watermark
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.stored_manifest import (
@@ -369,10 +372,12 @@ class Queue:
             index = moved.read()
             if index is None or manifest is None:
                 return False, None
-            last = moved.find(index, wanted[-1], since)
+            last = moved.segments.find(index, wanted[-1], since)
             if last is not None:
                 first = last - len(wanted) + 1
-                found = [entry.location for entry in moved.entries(index, first, len(wanted))]
+                found = [
+                    entry.location for entry in moved.segments.entries(index, first, len(wanted))
+                ]
                 return found == wanted, first if found == wanted else None
             oldest = min([part.first for part in index.parts()], default=index.end)
             gap = any(end > since for _, end in index.lost) or manifest.first_sequence > index.end
@@ -424,7 +429,7 @@ class Queue:
         """
         try:
             found = find_log()
-            index = None if found is None else found.move(manifest)
+            index = None if found is None else move_entries(found, manifest)
             if index is not None and leave:
                 end = index.end
                 self._change(lambda before: left_to_log(before, end))

@@ -26,7 +26,9 @@ from opendata_buffer import errors
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.consumer_note import ENABLE, write_consumer_info
-from opendata_buffer.queue.log import MOST_READERS, Log, LogIndex, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import MOST_READERS, LogIndex
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import IS_LOG, PrefixOwner, owner_object
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue

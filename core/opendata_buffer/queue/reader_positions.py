@@ -45,7 +45,8 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.consumer_note import process_runs
 from opendata_buffer.queue.hints import queue_hint
-from opendata_buffer.queue.log import Log, LogIndex
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.sidecar import Sidecar
 
 _POSITION = Sidecar(

@@ -47,7 +47,9 @@ from opendata_buffer.config import QueueConfig, check_reader_name
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.hints import queue_hint
-from opendata_buffer.queue.log import MOST_READERS, REMEMBERED, Log, LogIndex, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import MOST_READERS, REMEMBERED, LogIndex
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import ReaderPosition, position_object

@@ -47,7 +47,8 @@ from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.queue.cas import sidecar_object
 from opendata_buffer.queue.hints import queue_hint
-from opendata_buffer.queue.log import Log, LogIndex
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.marker import OWNER_NAME
 from opendata_buffer.queue.neighbours import LISTED_BELOW, TOPIC_KEY
 from opendata_buffer.queue.ownership import check_owner, claim_for_writing

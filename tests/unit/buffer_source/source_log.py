@@ -9,7 +9,9 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages import ACK_TXN, build_uuid
-from opendata_buffer.queue.log import Log, LogIndex, LogView
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.logs import become_log, open_view

@@ -14,7 +14,8 @@ from opendata_buffer import Consumer, TopicProducer
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import BatchMissing, Fenced
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.log import Log, LogIndex
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.reader_positions import ReaderPosition
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -897,7 +898,9 @@ def test_f45_fsck_makes_an_index_anew_that_is_gone_or_damaged(
     store.put("ingest/_readers/x/claims.json", b"{}")
     before = index_of(store)
     # What a mover left that lost its race: most of the entries of the first segment.
-    part, segment = next(Log(store, ConsumerConfig(store=url), SystemRuntime()).segments(before))
+    part, segment = next(
+        Log(store, ConsumerConfig(store=url), SystemRuntime()).segments.each(before)
+    )
     assert isinstance(segment, Manifest)
     orphan = f"ingest/_log/{0:020d}-{part.end - 1:020d}-x.segment"
     store.put(orphan, segment.part(0, part.end - 1).raw)
@@ -922,7 +925,7 @@ def test_an_index_made_anew_begins_at_the_first_batch_that_is_there(
 ) -> None:
     log_of(url, 40)
     log = Log(store, ConsumerConfig(store=url), SystemRuntime())
-    gone = [each.location for each in log.entries(log.need(), 0, 5)]
+    gone = [each.location for each in log.segments.entries(log.need(), 0, 5)]
     store.delete_many([INDEX, *gone])
     ok("fsck", url, "--repair", "--yes")
     assert index_of(store).floor == 5

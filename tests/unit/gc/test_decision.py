@@ -16,13 +16,12 @@ from opendata_buffer.gc import (
     GcReport,
     Queued,
     clock_fault,
-    full_since,
     plan,
     unlisted_markers,
     without_nested,
 )
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.log import LogIndex
+from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -195,18 +194,6 @@ def test_f6_clocks_may_differ_by_a_quarter_of_the_grace_period_and_at_least_five
         assert fault is None
     else:
         assert re.search(says, str(fault))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "since"),
-    [(0, 11), (1, 11), (30, 11), (31, 9), (50, 9), (51, 4), (60, 4), (61, None)],
-)
-def test_full_since_finds_the_latest_minute_with_enough_bytes_after_it(
-    wanted: int, since: int | None
-) -> None:
-    sizes = {5: 10, 12: 30, 10: 20}
-    # One minute earlier: a batch gets its name after its first records were ingested.
-    assert full_since(sizes, wanted) == (None if since is None else since * 60_000)
 
 
 def test_markers_are_requested_only_where_the_page_does_not_list_them() -> None:

@@ -29,9 +29,11 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue import log as queue_log
-from opendata_buffer.queue import reader_queue
-from opendata_buffer.queue.log import Log, LogIndex, LogView, Part, chain_of, floor_of
+from opendata_buffer.queue import log_index, reader_queue
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log_parts import Part
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import enable_readers, reset_reader, unregister
@@ -49,13 +51,13 @@ WEEK_MS = 7 * DAY_S * 1000
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "most_entries", 16)
     monkeypatch.setattr(Log, "left_entries", 4)
-    monkeypatch.setattr(queue_log, "FAN", 3)
+    monkeypatch.setattr(log_index, "FAN", 3)
 
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the collector delete segments that end only a few entries before the floor."""
-    for module in (queue_log, reader_queue, opendata_buffer.gc):
+    for module in (log_index, reader_queue, opendata_buffer.gc):
         monkeypatch.setattr(module, "REMEMBERED", 4)
 
 
@@ -584,45 +586,20 @@ def test_a_reader_without_its_position_retains_everything_that_it_may_not_have_r
     assert fixture.index().floor <= 10
 
 
-# The index and the floor as pure functions.
-
-INDEX = LogIndex("q", end=80, floor=10)
-
-
-@pytest.mark.parametrize(
-    ("positions", "retained_from", "floor", "why"),
-    [
-        ({}, None, 10, "without readers and retention nothing is deleted"),
-        ({"a": 30}, None, 30, "all readers have acknowledged"),
-        ({"a": 30, "b": 20}, None, 20, "the slowest reader decides"),
-        ({"a": 30, "b": 20}, 15, 15, "the retention keeps more than the readers"),
-        ({"a": 30}, 50, 30, "unread batches are kept after the retention"),
-        ({}, 50, 50, "without readers the retention decides alone"),
-        ({"a": 100}, None, 100, "everything was read"),
-        ({"a": 120}, 130, 100, "never beyond the end"),
-        ({"a": 5}, None, 10, "a floor never falls"),
-        ({}, 5, 10, "the floor does not fall for a longer retention either"),
-    ],
-)
-def test_the_floor_is_the_lowest_of_what_readers_and_retention_need(
-    positions: dict[str, int], retained_from: int | None, floor: int, why: str
-) -> None:
-    assert floor_of(INDEX, positions, 100, retained_from) == floor, why
-
-
-@pytest.mark.parametrize(
-    ("spans", "end", "chain"),
-    [
-        ([], 0, []),
-        ([(0, 10), (10, 20)], 20, [(0, 10), (10, 20)]),
-        ([(0, 10), (0, 15), (10, 20)], 20, [(0, 10), (10, 20)]),  # a lost race
-        ([(0, 10), (5, 12), (10, 20), (20, 25)], 25, [(0, 10), (10, 20), (20, 25)]),  # overlapping
-        ([(5, 30), (14, 28), (28, 42)], 42, [(14, 28), (28, 42)]),  # older
-        ([(0, 10), (14, 20), (15, 18)], 20, [(0, 10), (14, 20)]),  # a gap
-        ([(0, 10), (10, 20), (20, 30)], 15, [(0, 10), (10, 20)]),  # also in the manifest
-    ],
-)
-def test_segments_of_a_lost_index_are_put_back_in_order(
-    spans: list[tuple[int, int]], end: int, chain: list[tuple[int, int]]
-) -> None:
-    assert chain_of(spans, end) == chain
+def test_an_index_is_put_back_only_over_the_one_that_was_read() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    log = Log(fixture.store, fixture.config, fixture.runtime)
+    old = log.need()
+    restored = old.changed(floor=3)
+    log.put_back(old, restored)
+    assert log.need() == restored
+    with pytest.raises(TransientStorageError, match=r"_log.json' in memory://log was changed mean"):
+        log.put_back(old, old.changed(floor=5))
+    assert fixture.index() == restored
+    # The owner marker has it too, so an older copy is refused from now on.
+    fixture.store.put("ingest/_log.json", old.to_json())
+    with pytest.raises(
+        CorruptData, match=r"_log.json' in memory://log went backwards: it had .* run"
+    ):
+        fixture.index()

@@ -8,7 +8,8 @@ import pytest
 
 from opendata_buffer import CorruptData, InvalidInput
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.queue.log import Log, SegmentGone
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_segments import SegmentGone, Segments
 from tests.unit.queue.test_log import Counting, LogFixture, read, small
 
 __all__ = ["small"]
@@ -89,13 +90,13 @@ def test_a_collector_that_was_overtaken_does_not_report_a_damaged_log(
     fixture = LogFixture()
     fixture.append(60)
 
-    def part_is_gone(self: Log, index: object) -> None:
+    def part_is_gone(self: Segments, index: object) -> None:
         monkeypatch.undo()
         if another:
             assert read(fixture.reader("reader")) == [*range(60)]
         raise SegmentGone("gone")
 
-    monkeypatch.setattr(Log, "oldest_name_ms", part_is_gone)
+    monkeypatch.setattr(Segments, "oldest_name_ms", part_is_gone)
     with pytest.raises(TransientStorageError if another else SegmentGone):
         fixture.collector().run_once()
 

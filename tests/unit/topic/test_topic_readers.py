@@ -13,7 +13,8 @@ import pytest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.log import Log, LogIndex
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.queue.reader_admin import unregister
 from opendata_buffer.topic.description import TopicDescription

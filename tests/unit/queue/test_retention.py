@@ -1,4 +1,4 @@
-"""The retention of a log whose producers have wrong clocks."""
+"""The floor of a log: what readers and the retention keep, even with wrong clocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.retention import floor_of, full_since
 from tests.unit.queue.test_log import DAY_S, LogFixture, read, small
 
 __all__ = ["small"]
@@ -105,3 +107,39 @@ def test_a_start_at_a_time_uses_the_record_times_as_written() -> None:
     fixture.append_dated(ahead_ms=YEAR_MS, named=False)
     fixture.append(40)
     assert fixture.view().since(now_ms + YEAR_MS // 2) == 5
+
+
+INDEX = LogIndex("q", end=80, floor=10)
+
+
+@pytest.mark.parametrize(
+    ("positions", "retained_from", "floor", "why"),
+    [
+        ({}, None, 10, "without readers and retention nothing is deleted"),
+        ({"a": 30}, None, 30, "all readers have acknowledged"),
+        ({"a": 30, "b": 20}, None, 20, "the slowest reader decides"),
+        ({"a": 30, "b": 20}, 15, 15, "the retention keeps more than the readers"),
+        ({"a": 30}, 50, 30, "unread batches are kept after the retention"),
+        ({}, 50, 50, "without readers the retention decides alone"),
+        ({"a": 100}, None, 100, "everything was read"),
+        ({"a": 120}, 130, 100, "never beyond the end"),
+        ({"a": 5}, None, 10, "a floor never falls"),
+        ({}, 5, 10, "the floor does not fall for a longer retention either"),
+    ],
+)
+def test_the_floor_is_the_lowest_of_what_readers_and_retention_need(
+    positions: dict[str, int], retained_from: int | None, floor: int, why: str
+) -> None:
+    assert floor_of(INDEX, positions, 100, retained_from) == floor, why
+
+
+@pytest.mark.parametrize(
+    ("wanted", "since"),
+    [(0, 11), (1, 11), (30, 11), (31, 9), (50, 9), (51, 4), (60, 4), (61, None)],
+)
+def test_full_since_finds_the_latest_minute_with_enough_bytes_after_it(
+    wanted: int, since: int | None
+) -> None:
+    sizes = {5: 10, 12: 30, 10: 20}
+    # One minute earlier: a batch gets its name after its first records were ingested.
+    assert full_since(sizes, wanted) == (None if since is None else since * 60_000)
