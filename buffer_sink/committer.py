@@ -99,13 +99,16 @@ class TopicWrite:
         return given or Transaction(self.app, 0)
 
     def clock(self, task: int, index: int) -> int:
-        """Return the clock of a batch.
+        """Compute the clock of a batch.
 
         Clocks rise in the order in which a partition gets batches.
 
         Args:
             task: Spark's number of the task, below 2^31. Each task has its own range of clocks.
             index: The number of earlier batches of this task for the same partition.
+
+        Returns:
+            The clock.
         """
         return FIRST_CLOCK + (task << _TASK_BITS) + index
 
@@ -163,6 +166,11 @@ def claim(options: SinkOptions, store: Store, runtime: Runtime) -> None:
 
     A queue without a marker would take the uploads for another client's batches (failure F51).
 
+    Args:
+        options: The options of the write.
+        store: The opened store.
+        runtime: Clock and sleep.
+
     Raises:
         InvalidInput: The options name a manifest, but the store holds a topic. Or
             :func:`.claim_for_writing` refuses the queue.
@@ -197,10 +205,16 @@ class UploadAges:
         return min(self.known_ms, default=self._default_ms)
 
     def oldest(self, group: Group) -> Moment:
-        """Return the time of the group's oldest upload, as a collector may see it.
+        """Find the time of the group's oldest upload, as a collector may see it.
 
         An upload may be at most half of the grace period old. The other half is left for the
         append.
+
+        Args:
+            group: The uploads of a write.
+
+        Returns:
+            The time.
 
         Raises:
             TransientStorageError: An upload is older than that, or gone.
@@ -224,11 +238,14 @@ class UploadAges:
         return oldest.age_ms(Moment.now(self._runtime)) > self.grace_ms
 
     def oldest_ms(self, locations: Collection[str]) -> float | None:
-        """Return the age of the oldest object, in milliseconds as a collector sees it.
+        """Measure the age of the oldest object, as a collector sees it.
+
+        Args:
+            locations: The keys of the objects.
 
         Returns:
-            The age by the store's clock; negative if the time in a name is in the future. None if
-            an object is gone.
+            Milliseconds by the store's clock; negative if the time in a name is in the future. None
+            if an object is gone.
         """
         missing = set(locations)
         shared = os.path.commonprefix(list(locations))  # noqa: RUF071 - up to any character
@@ -507,6 +524,9 @@ class QueueCommitter(UploadCommitter):
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it is in the queue or was in it before.
 
+        Args:
+            group: The uploads of a write; None if it has none.
+
         Returns:
             Whether anything was appended.
 
@@ -653,6 +673,9 @@ class TopicCommitter(UploadCommitter):
         A group without uploads only completes or rolls back whatever an earlier run of its app left
         undecided. After an error nothing is visible, unless the error's text says that the write is
         committed.
+
+        Args:
+            group: The uploads of a write; None if it has none.
 
         Returns:
             Whether anything was appended.

@@ -73,6 +73,12 @@ class SinkOptions:
     def for_stream(cls, options: Mapping[str, str]) -> SinkOptions:
         """Parse the options of ``writeStream``.
 
+        Args:
+            options: The options, as Spark passes them.
+
+        Returns:
+            The parsed options.
+
         Raises:
             InvalidInput: An option is unknown or has an invalid value, or ``txnVersion`` is given.
         """
@@ -87,6 +93,12 @@ class SinkOptions:
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SinkOptions:
         """Parse the options of ``df.write``.
+
+        Args:
+            options: The options, as Spark passes them.
+
+        Returns:
+            The parsed options.
 
         Raises:
             InvalidInput: An option is unknown or has an invalid value, or only one of ``txnAppId``

@@ -66,6 +66,12 @@ class Columns:
 def check_schema(schema: StructType) -> Columns:
     """Find the input columns by name; like Spark, ignore the case of names.
 
+    Args:
+        schema: The schema of the rows.
+
+    Returns:
+        The positions of the columns.
+
     Raises:
         InvalidInput: ``value`` is missing, a type is wrong, or there is any other column.
     """
@@ -93,6 +99,9 @@ def check_schema(schema: StructType) -> Columns:
 
 def check_one_queue(columns: Columns) -> None:
     """Refuse the columns that choose a partition, because a single queue has no partitions.
+
+    Args:
+        columns: The columns of the input.
 
     Raises:
         InvalidInput: The column ``key`` or ``partition`` is there.
@@ -326,7 +335,13 @@ class PartitionRouter:
         self._rows = 0
 
     def split(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-        """Return the rows of each partition that gets any, in their order.
+        """Divide rows among partitions, and keep their order.
+
+        Args:
+            rows: The rows.
+
+        Returns:
+            The rows of each partition that gets any.
 
         Raises:
             InvalidInput: A key or a partition is null, or the topic has no such active partition.
@@ -398,6 +413,9 @@ class Fields:
     @classmethod
     def of(cls, schema: StructType) -> tuple[Fields, StructType]:
         """Split a schema into the fields of records and the other columns.
+
+        Args:
+            schema: The schema of the rows.
 
         Returns:
             The fields, and the schema in which all of them are one column ``value``.

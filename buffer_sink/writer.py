@@ -148,6 +148,9 @@ class TaskWriter:
     def write(self, rows: Iterable[pa.RecordBatch]) -> TaskUploads:
         """Upload all rows of the task, unless they are so few that the driver stores them.
 
+        Args:
+            rows: The rows of the task.
+
         Returns:
             The uploaded batches, or the rows themselves if they have at most ``gather_bytes``.
 
@@ -489,6 +492,13 @@ class WritePlan:
     def make(cls, options: SinkOptions, schema: StructType) -> WritePlan:
         """Plan a write now, without a request to the store.
 
+        Args:
+            options: The options of the write.
+            schema: The schema of the rows.
+
+        Returns:
+            The plan, which does not know yet whether the store holds a topic.
+
         Raises:
             InvalidInput: A column is missing, or cannot be written.
         """
@@ -499,11 +509,14 @@ class WritePlan:
         return cls(options, check_schema(schema), now, options.transaction, fields)
 
     def locate(self) -> WritePlan:
-        """Return the plan of one attempt, to the topic or the queue that the store holds.
+        """Find out whether the store holds a topic or a queue, for one attempt of the write.
 
         Claims the queue before a task uploads anything: without a claim, the batches would be taken
         for another queue's (failure F51). Makes two small reads, or one if the options name one
         queue. Makes none if this process did the same within the last minute.
+
+        Returns:
+            The plan of the attempt.
 
         Raises:
             InvalidInput: A column or the partitioner is missing, or cannot be used here. Or the
@@ -567,6 +580,9 @@ class WritePlan:
 
     def append(self, messages: Iterable[WriterCommitMessage | None]) -> None:
         """Make the uploads of all tasks visible, on the driver: all of them or none.
+
+        Args:
+            messages: The answers of the tasks; None for a task that failed.
 
         Raises:
             OpenDataBufferError: As :func:`collect`, and as ``append()`` of :class:`.QueueCommitter`
@@ -654,7 +670,15 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> BufferBatchWriter:
-    """Return the writer of one DataFrame.
+    """Make the writer of one DataFrame.
+
+    Args:
+        options: The options of ``df.write``.
+        schema: The schema of the rows.
+        overwrite: Whether the save mode is ``overwrite``.
+
+    Returns:
+        The writer.
 
     Raises:
         InvalidInput: An option, a column or the save mode cannot be used, or this Spark has no
@@ -672,7 +696,15 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> BufferStreamWriter:
-    """Return the writer of micro-batches.
+    """Make the writer of micro-batches.
+
+    Args:
+        options: The options of ``writeStream``.
+        schema: The schema of the rows.
+        overwrite: Whether the output mode is ``complete``.
+
+    Returns:
+        The writer.
 
     Raises:
         InvalidInput: An option, a column or the output mode cannot be used, or this Spark has no

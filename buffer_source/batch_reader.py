@@ -44,7 +44,10 @@ class BufferBatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return tasks over the queued batches.
+        """Plan the tasks of a batch read.
+
+        Returns:
+            The tasks, which cover all requested batches.
 
         Raises:
             InvalidInput: The queue does not exist. Or, unless ``failOnDataLoss`` is false,
@@ -87,10 +90,18 @@ class BufferBatchReader(DataSourceReader):
 def select(
     view: Manifest | LogView, options: SourceOptions, repeats: Repeats
 ) -> list[BatchDescriptor]:
-    """Return the entries for a batch read, without repeats and without uncommitted entries.
+    """Choose the entries of a batch read, without repeats and without uncommitted entries.
 
     For a log, this reads the requested range and two ranges next to it. The entries right before it
     help to recognise repeats. The entries after it are read as long as transactions are undecided.
+
+    Args:
+        view: The manifest, or everything that a log keeps.
+        options: The source's options, of one partition.
+        repeats: Recognises repeats.
+
+    Returns:
+        The entries, by sequence.
 
     Raises:
         InvalidInput: A position is past the end of the queue.

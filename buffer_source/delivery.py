@@ -19,7 +19,14 @@ from opendata_buffer.queue.hints import topic_hint
 
 
 def rule_after(start: PartitionOffset | None, options: SourceOptions) -> ReadCommitted:
-    """Return the rule of transactions in the state that it had at a position.
+    """Restore the rule of transactions, in the state that it had at a position.
+
+    Args:
+        start: The position in Spark's checkpoint; None for the beginning of the queue.
+        options: The source's options, of one partition.
+
+    Returns:
+        The rule, which continues at the position.
 
     Raises:
         InvalidInput: Transactions were open at the position, but the query now reads uncommitted

@@ -131,9 +131,17 @@ class MicroBatchStream:
     def plan_input_partitions(
         self, start: SourceOffset | None, end: SourceOffset
     ) -> list[TaskBatches]:
-        """Return the tasks of the micro-batch from ``start`` to ``end``; the same in any run.
+        """Plan the tasks of the micro-batch from ``start`` to ``end``.
 
-        The tasks leave out repeats of transactions that were read before.
+        The plan is the same in any run. The tasks leave out repeats of transactions that were read
+        before.
+
+        Args:
+            start: Where the micro-batch starts; None for the beginning of the query.
+            end: Where it ends.
+
+        Returns:
+            The tasks.
 
         Raises:
             OpenDataBufferError: As :meth:`latest_offset`.
@@ -158,6 +166,9 @@ class MicroBatchStream:
         """Let everything below ``end`` leave the queues, since Spark has it in its commit log.
 
         If a store does not answer, that is not an error here: the next commit makes up for it.
+
+        Args:
+            end: The end of the committed micro-batch.
 
         Raises:
             Fenced: Another consumer reads a queue.

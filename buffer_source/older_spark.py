@@ -38,6 +38,10 @@ class UntoldStart:
     def planned(self, start: Json, end: Json) -> None:
         """Note that Spark plans a micro-batch from ``start`` to ``end``.
 
+        Args:
+            start: Where the micro-batch starts.
+            end: Where it ends.
+
         Raises:
             InvalidInput: Spark got another answer for its end, so batches might be repeated or
                 skipped. Spark has not logged that answer yet, since a restart plans first.

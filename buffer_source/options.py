@@ -123,6 +123,9 @@ class SourceOptions:
             options: The options.
             cores: Tasks that the cluster runs at the same time; None if that is not known.
 
+        Returns:
+            The options.
+
         Raises:
             InvalidInput: A name is unknown, or a value is not accepted.
         """

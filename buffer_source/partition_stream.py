@@ -143,7 +143,7 @@ class PartitionStream:
         earliest: bool = False,
         committed: bool = False,
     ) -> PollResult:
-        """Return the entries that wait after ``start``; reads the manifest at most once.
+        """Find the entries that wait after ``start``. Read the manifest at most once.
 
         Args:
             start: The position where the micro-batch starts; None for a partition that is new to
@@ -153,6 +153,9 @@ class PartitionStream:
                 because the partition is new to a query that has already begun.
             committed: The start is in Spark's commit log, so first let the batches before it leave
                 the queue.
+
+        Returns:
+            The entries that wait, and the base of the next position.
         """
         if committed and start is not None and start != self.acknowledged:
             self.acknowledge(start)
@@ -183,7 +186,16 @@ class PartitionStream:
         return end
 
     def plan(self, start: PartitionOffset | None, end: PartitionOffset) -> PartitionPlan:
-        """Return the batches of the micro-batch from ``start`` to ``end``; the same in any run.
+        """Find the batches of the micro-batch from ``start`` to ``end``.
+
+        They are the same in any run.
+
+        Args:
+            start: Where the micro-batch starts; None for a partition that is new to the query.
+            end: Where it ends.
+
+        Returns:
+            The batches, and their sizes.
 
         Raises:
             InvalidInput: The micro-batch was planned with another isolation level, and would lose

@@ -86,6 +86,12 @@ class PartitionOffset:
     def from_json(cls, position: Mapping[str, Any]) -> PartitionOffset:
         """Read back what :meth:`to_json` wrote.
 
+        Args:
+            position: The position in Spark's checkpoint.
+
+        Returns:
+            The position.
+
         Raises:
             InvalidInput: The position is damaged.
         """
@@ -144,7 +150,13 @@ class SourceOffset:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any] | None) -> SourceOffset | None:
-        """Read an offset of version 1 or 2; None stands for :data:`INITIAL`.
+        """Read an offset of version 1 or 2.
+
+        Args:
+            offset: The offset in Spark's checkpoint.
+
+        Returns:
+            The offset; None stands for :data:`INITIAL`.
 
         Raises:
             InvalidInput: It is not an offset of this source, or one of a newer version.
@@ -208,7 +220,10 @@ class SourcePartitions:
         return self._topic
 
     def names(self) -> list[str]:
-        """Return all current partitions; reads a topic's description once.
+        """Find the current partitions. Read a topic's description once.
+
+        Returns:
+            Their names; for a queue, only :data:`ONLY`.
 
         Raises:
             QueueReset: The topic was replaced.
@@ -314,7 +329,16 @@ def check_start(options: SourceOptions, store: Store, runtime: Runtime) -> None:
 
 
 def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, url: str) -> int:
-    """Return the sequence at which the options start; not below ``first``, the queue's first.
+    """Find the sequence at which the options start.
+
+    Args:
+        options: The source's options, of one partition.
+        view: The manifest, or everything that a log keeps.
+        first: The first sequence of the queue.
+        url: The URL of the store, for errors.
+
+    Returns:
+        The sequence, at least ``first``.
 
     Raises:
         InvalidInput: It is past the end, or a query would acknowledge unread batches before it.
@@ -350,7 +374,15 @@ def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, u
 
 @in_options()
 def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | LogView | None:
-    """Return the queue's manifest, or all that a log keeps; None for a partition never written.
+    """Read a queue, and for a log its index, too.
+
+    Args:
+        options: The source's options, of one partition.
+        store: The opened store.
+        runtime: Clock and threads.
+
+    Returns:
+        The manifest, or everything that a log keeps; None for a partition that was never written.
 
     Raises:
         InvalidInput: The queue does not exist.

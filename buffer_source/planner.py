@@ -240,7 +240,7 @@ def rate_limit(
     *,
     chunk: int = 64,
 ) -> int:
-    """Return how many of the waiting batches, from the front, one trigger reads.
+    """Decide how many of the waiting batches one trigger reads.
 
     Limits are soft: otherwise a first batch that is larger than a limit would stop the stream
     forever.
@@ -252,6 +252,9 @@ def rate_limit(
             batches at a time, and only for batches that the limits may admit.
         records: Returns the record counts of batches. Called like ``sizes``.
         chunk: Batches that are measured together.
+
+    Returns:
+        The number of batches, from the front.
     """
     most = len(batches) if limits.batches is None else min(len(batches), limits.batches)
     if limits.bytes is None and limits.records is None:
@@ -273,7 +276,7 @@ def rate_limit(
 
 
 def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]:
-    """Yield the order in which a trigger takes batches from queues, as indices of queues.
+    """Decide in which order a trigger takes batches from queues.
 
     After any number of steps, each queue has a share in proportion to its backlog, and every queue
     has at least one batch before any queue has two. Equal queues are taken in the given order.
@@ -281,6 +284,9 @@ def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]
     Args:
         lengths: Batches that may be taken from each queue.
         backlogs: Batches that wait in each queue, which may be more.
+
+    Yields:
+        The index of the queue that the next batch is taken from.
     """
     heap = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
     while heap:
@@ -342,6 +348,9 @@ def pack(
         at_least: Make this many tasks, as long as there are batches for them.
         begins: Indices where a task must begin. They keep two parts of one batch out of the same
             task, which would fetch the batch twice.
+
+    Returns:
+        The batches of each task.
     """
     if not batches:
         return []

@@ -60,6 +60,12 @@ class QueueSession:
 
     Use :func:`open_session` to make one.
 
+    Args:
+        options: The source's options, of one partition.
+        store: The opened store of the queue.
+        runtime: Clock and threads.
+        claim: The queue's owner marker; None if it does not exist.
+
     Attributes:
         queue_id: The id of the queue; empty if it has none.
     """
@@ -201,7 +207,14 @@ class QueueSession:
         return pending[0].sequence if pending else max(begin, self.read_end)
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
-        """Return exactly the entries [begin, stop); fewer only if a loss is allowed.
+        """Read exactly the entries [begin, stop).
+
+        Args:
+            begin: Sequence of the first entry.
+            stop: The sequence after the last entry.
+
+        Returns:
+            The entries, by sequence; fewer only if a loss is allowed.
 
         Raises:
             DataLoss: Entries left the queue.
@@ -363,6 +376,9 @@ def open_session(
         start: A position in Spark's commit log: batches before it may leave the queue. None to
             begin with the oldest entry.
         queue_id: The id of the queue in the checkpoint; empty if it is not known.
+
+    Returns:
+        The session, which continues at the position.
 
     Raises:
         InvalidInput: The queue does not exist, and the query does not create one.

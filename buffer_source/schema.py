@@ -98,6 +98,10 @@ def default_schema(topic: bool = False) -> StructType:
 def check_schema(schema: StructType, values: ValueOptions | None = None) -> None:
     """Refuse columns that do not exist; with ``values``, also accept fields of records.
 
+    Args:
+        schema: The schema of the query.
+        values: How records are read into columns; None if they are not.
+
     Raises:
         InvalidInput: A column is unknown, is there twice, has another type, or is NOT NULL although
             it may have nulls. Or the schema has no columns.
@@ -155,6 +159,9 @@ def check_not_inferred(schema: StructType) -> None:
     """Refuse an inferred schema for a stream.
 
     A stream needs a fixed schema: after a restart, other records may be queued.
+
+    Args:
+        schema: The schema of the stream.
 
     Raises:
         InvalidInput: The schema was inferred.
@@ -230,9 +237,18 @@ RECORDS = 1000  # Records from each of these batches.
 def infer_schema(
     options: SourceOptions, values: ValueOptions, store: Store, runtime: Runtime
 ) -> StructType:
-    """Return the columns of a sample: the first records of the oldest and the newest batches.
+    """Infer the columns from a sample: the first records of the oldest and the newest batches.
 
     The metadata of each column says that it was inferred, so a stream refuses such a schema.
+
+    Args:
+        options: The source's options.
+        values: How records are read into columns.
+        store: The opened store.
+        runtime: Clock and threads.
+
+    Returns:
+        The columns of the records.
 
     Raises:
         InvalidInput: The queue does not exist, or no queued record shows which columns it has.

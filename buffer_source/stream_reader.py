@@ -89,11 +89,14 @@ class BufferStreamReader(DataSourceStreamReader):
             self._stream().prepare_available_now()
 
     def latestOffset(self, start: Json | None = None, limit: object = None) -> Json:
-        """Return the end of the next micro-batch; ``start`` itself if nothing waits.
+        """Decide where the next micro-batch ends.
 
         Args:
             start: Where the micro-batch starts; None in Spark 4.0 and 4.1.
             limit: Spark's ``ReadAllAvailable`` to read everything.
+
+        Returns:
+            The end; ``start`` itself if nothing waits.
 
         Raises:
             OpenDataBufferError: As :meth:`.MicroBatchStream.latest_offset`.

@@ -251,6 +251,9 @@ class Runs:
         Args:
             ranges: The metadata ranges of the batch.
             count: Records in the batch.
+
+        Returns:
+            The runs, which cover all rows.
         """
         starts: list[int] = []
         values: list[Metadata | None] = []
@@ -275,7 +278,7 @@ class Runs:
         return Runs(ends, self.values[first : last + 1])
 
     def fit(self, start: int, limit: int, most_bytes: int) -> int:
-        """Return the largest end in (start, limit] within a limit on payload bytes.
+        """Find the largest end in (start, limit] within a limit on payload bytes.
 
         A payload counts once for each of its rows. A single row may exceed the limit.
 
@@ -283,6 +286,9 @@ class Runs:
             start: The first row.
             limit: The row to stop at.
             most_bytes: Most payload bytes on the rows.
+
+        Returns:
+            The row after the last one that fits.
         """
         end, left = start, most_bytes
         for run in range(bisect_right(self.ends, start), len(self.ends)):

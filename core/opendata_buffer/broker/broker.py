@@ -503,6 +503,9 @@ class Session:
     def admit(self, prove: bytes) -> None:
         """Check the client's part of the handshake; its messages may follow.
 
+        Args:
+            prove: The client's first message.
+
         Raises:
             ProtocolError: The client does not know the secret, or speaks another version.
         """
@@ -511,6 +514,9 @@ class Session:
 
     def received(self, message: bytes) -> None:
         """Carry out the request in the client's next message.
+
+        Args:
+            message: The bytes of the message.
 
         Raises:
             ProtocolError: The message is not valid or not allowed. Nothing was done.

@@ -57,10 +57,13 @@ MOST_TOKENS = 100_000
 
 
 def claims_kind(queue: str) -> Sidecar:
-    """Return the kind of the claims object, with hints that name the queue.
+    """Describe the claims object, with hints that name the queue.
 
     Args:
         queue: The queue as commands take it, such as its URL.
+
+    Returns:
+        The kind of the object, to read it with.
     """
     return Sidecar(
         "the record of workers' claims",
@@ -117,7 +120,7 @@ class Claims:
     queue: str = ""
 
     def adopted(self, epoch: int, queue: str, first_sequence: int) -> Claims:
-        """Return the claims as a new dispatcher takes them over.
+        """Take the claims over for a new dispatcher.
 
         The claims of a queue that was deleted in the meantime are dropped.
 
@@ -125,17 +128,23 @@ class Claims:
             epoch: The new dispatcher's epoch.
             queue: Id of the queue.
             first_sequence: First batch that is still in the queue.
+
+        Returns:
+            The claims under the new epoch.
         """
         if self.queue and self.queue != queue:
             return Claims(epoch, first_sequence, tokens=self.tokens, queue=queue)
         return replace(self, epoch=epoch, queue=queue).dequeued_to(first_sequence)
 
     def free(self, end: int, resting: Iterable[int] = ()) -> list[int]:
-        """Return the batches that can be handed out, oldest first.
+        """Find the batches that can be handed out.
 
         Args:
             end: Only batches before this sequence.
             resting: Batches that must not be handed out now.
+
+        Returns:
+            Their sequences, oldest first.
         """
         taken = {*self.held, *self.done, *resting}
         # Held batches are not counted separately: they were handed out, so `deliveries` has them.
@@ -225,7 +234,14 @@ def encode(claims: Claims) -> bytes:
 
 
 def decode(data: bytes, kind: Sidecar = CLAIMS) -> Claims:
-    """Return the claims in an object's bytes.
+    """Parse the bytes of the claims object.
+
+    Args:
+        data: The bytes.
+        kind: The kind of the object, whose hints end an error.
+
+    Returns:
+        The claims.
 
     Raises:
         CorruptData: The bytes are not claims, or are of another version.
@@ -333,8 +349,13 @@ class Heartbeats:
     def prolong(self, sequence: int, holder: ClaimHolder, now: float) -> bool:
         """Set the next check of a claim whose time is over, if its worker is alive.
 
+        Args:
+            sequence: Sequence of the batch.
+            holder: The worker that has the claim.
+            now: The current time, monotonic seconds.
+
         Returns:
-            False when the claim lapses.
+            False if the claim lapses.
         """
         timeout_s = holder.timeout_ms / 1000
         with self._condition:

@@ -100,7 +100,13 @@ class DiscoveryRecord:
 
     @classmethod
     def from_json(cls, data: bytes) -> DiscoveryRecord:
-        """Return the record in an object's bytes.
+        """Parse the bytes of the record's object.
+
+        Args:
+            data: The bytes.
+
+        Returns:
+            The record. Unknown fields are kept.
 
         Raises:
             CorruptData: The bytes are not a record, or are of another version.
@@ -166,10 +172,13 @@ class Lease:
         return self._change(decide, wanted)
 
     def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
-        """Raise ``beat``, and return the record as it was written.
+        """Raise ``beat`` in the record.
+
+        Args:
+            mine: The record as this broker last wrote it.
 
         Returns:
-            None when the record was deleted, or is another broker's.
+            The record as it was written; None if it was deleted, or is another broker's.
         """
         after = replace(mine, beat=mine.beat + 1, seen_ms=self._runtime.now_ms())
         return self._change(lambda before: after if mine.same_broker(before) else before, mine)
@@ -274,6 +283,9 @@ class Channel(Protocol):
 
     def send(self, message: bytes) -> None:
         """Send a message.
+
+        Args:
+            message: The bytes of the message.
 
         Raises:
             ChannelClosed: The connection has ended.

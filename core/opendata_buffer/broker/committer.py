@@ -529,7 +529,7 @@ def open_brokered_committer(
     *,
     network: WebSocketNetwork | None = None,
 ) -> Committer:
-    """Return the committer that finds the queue's broker, or with ``host`` becomes one.
+    """Open the committer that finds the queue's broker, or with ``host`` becomes one.
 
     This is an :data:`.OpenCommitter`. If no broker is announced, the committer appends directly.
     All producers of the process share it, and the settings of the first one apply to all. Each of
@@ -541,6 +541,9 @@ def open_brokered_committer(
         runtime: Clock and threads.
         claim: The claim of the queue's prefix.
         network: Connects to brokers and listens. Default: WebSockets.
+
+    Returns:
+        The committer.
     """
     network = network or WebSocketNetwork(runtime, listen_for(store))
     open_alone = partial(shared_committer, store, config, runtime, claim=claim)

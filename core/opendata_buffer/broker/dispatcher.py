@@ -95,7 +95,12 @@ RETRY_S = 1.0
 
 
 class DispatchRound:
-    """The changes of one group commit, which began at ``now``, monotonic seconds.
+    """The changes of one group commit.
+
+    Args:
+        term: The dispatcher's term.
+        ended_before: How claims ended in earlier rounds, by token.
+        now: The time at which the round begins, monotonic seconds.
 
     Attributes:
         claims: The claims as they are to be stored.
@@ -307,8 +312,12 @@ class DispatcherTerm:
     def quarantine(self, sequence: int, reason: str) -> bool:
         """Copy a batch to the quarantine.
 
+        Args:
+            sequence: Sequence of the batch.
+            reason: Why it goes to the quarantine.
+
         Returns:
-            False when the batch is too large for the quarantine. It then stays in the queue and is
+            False if the batch is too large for the quarantine. It then stays in the queue and is
             not handed out: if it were finished, it would be deleted.
         """
         try:
@@ -371,6 +380,9 @@ class DispatcherTerm:
 
     def write(self, after: Claims) -> None:
         """Store changed claims.
+
+        Args:
+            after: The claims to store.
 
         Raises:
             Fenced: Another dispatcher has the claims. Nothing was written.
@@ -483,8 +495,11 @@ class Dispatcher:
         A broker that does not reach the store may have been replaced. If it went on answering, it
         would keep workers from the next broker, where their claims would lapse.
 
+        Args:
+            tokens: The tokens of the claims that the worker holds.
+
         Returns:
-            False when the worker has to go to another broker.
+            False if the worker has to go to another broker.
         """
         if not self._is_current():
             return False

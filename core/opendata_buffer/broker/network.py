@@ -98,7 +98,13 @@ class WebSocketNetwork:
         self._listen = listen or Listen()
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        """Return a connection to the announced broker, within :data:`.CONNECT_S`.
+        """Connect to the announced broker, within :data:`.CONNECT_S`.
+
+        Args:
+            broker_record: The broker's discovery record.
+
+        Returns:
+            The connection.
 
         Raises:
             ChannelClosed: The broker is not reached, or shows another certificate.
@@ -107,7 +113,10 @@ class WebSocketNetwork:
         return Connection(open_channel(broker_record, CONNECT_S), broker_record, self._runtime)
 
     def listen(self) -> WebSocketPort:
-        """Return a port of this process.
+        """Open a port of this process.
+
+        Returns:
+            The port.
 
         Raises:
             InvalidInput: The address or the certificate cannot be used.
@@ -130,7 +139,10 @@ def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:
 
     Args:
         broker_record: Names its address and the fingerprint of its certificate.
-        timeout: Seconds.
+        timeout: Seconds until the connection must be open.
+
+    Returns:
+        The channel. The handshake of the protocol comes next.
 
     Raises:
         ChannelRefused: No process listens at the address.

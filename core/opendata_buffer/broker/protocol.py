@@ -118,7 +118,13 @@ class _End:
         return hmac.digest(self._nonce, b" ".join(parts), "sha256").hex().encode()
 
     def encode(self, body: Mapping[str, Any]) -> bytes:
-        """Return a message to send.
+        """Write a message to send.
+
+        Args:
+            body: The body of the message.
+
+        Returns:
+            The bytes of the message.
 
         Raises:
             ProtocolError: It has more bytes than the other side reads.
@@ -132,7 +138,13 @@ class _End:
         return data
 
     def decode(self, message: bytes) -> dict[str, Any]:
-        """Return the body of a message that was received.
+        """Read a message that was received.
+
+        Args:
+            message: The bytes of the message.
+
+        Returns:
+            The body of the message.
 
         Raises:
             ProtocolError: It is not a JSON object, or came before the handshake was over.
@@ -173,6 +185,9 @@ class BrokerEnd(_End):
     def admit(self, prove: bytes) -> None:
         """Check the client's first message, which shows that it knows the secret.
 
+        Args:
+            prove: The client's first message.
+
         Raises:
             ProtocolError: It does not know the secret, or speaks another version.
         """
@@ -186,7 +201,13 @@ class ClientEnd(_End):
     """The client's end of one connection."""
 
     def prove(self, hello: bytes) -> bytes:
-        """Return the answer to the broker's first message; messages can be sent after it.
+        """Answer the broker's first message. Other messages can be sent after the answer.
+
+        Args:
+            hello: The broker's first message.
+
+        Returns:
+            The bytes of the answer.
 
         Raises:
             ProtocolError: The broker speaks another version, serves another term, or names no
@@ -390,7 +411,7 @@ class PauseRequest(Request):
 def append_body(
     number: int, entries: Sequence[NewEntry], clock: Any, valid_ms: int, since: int | None
 ) -> Body:
-    """Return the message of an append.
+    """Write the message of an append.
 
     Args:
         number: Number of the request on this connection.
@@ -398,6 +419,9 @@ def append_body(
         clock: The clock in the broker's last message.
         valid_ms: Milliseconds for which the request is valid.
         since: First sequence at which an earlier attempt may have landed, or None.
+
+    Returns:
+        The body of the message.
     """
     return {
         "op": "append",
@@ -420,12 +444,15 @@ def metadata_body(metadata: Sequence[Metadata]) -> list[list[Any]]:
 def parse_append(
     body: Mapping[str, Any], data_path_prefix: str, answer: Responder
 ) -> AppendRequest:
-    """Return the append in a message.
+    """Read the append in a message.
 
     Args:
         body: The message.
         data_path_prefix: The prefix that all locations must be below.
         answer: Called with the answer.
+
+    Returns:
+        The request.
 
     Raises:
         ProtocolError: The message is not valid.
@@ -457,7 +484,13 @@ def _entry(row: Any, data_path_prefix: str) -> NewEntry:
 
 
 def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:
-    """Return the ranges of metadata in a message.
+    """Read the ranges of metadata in a message.
+
+    Args:
+        rows: The ranges, as JSON has them.
+
+    Returns:
+        The ranges, in their order.
 
     Raises:
         ProtocolError: A range is not valid.
@@ -476,7 +509,13 @@ def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:
 
 
 def parse_renewal(body: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the requests to renew.
+    """Read the numbers of the requests to renew.
+
+    Args:
+        body: The message.
+
+    Returns:
+        The numbers.
 
     Raises:
         ProtocolError: There is no list, or it is too long.
@@ -493,7 +532,13 @@ def clock_body(now: Moment) -> list[float]:
 
 
 def moment_of(clock: Any) -> Moment:
-    """Return a broker's clock that a client sent back.
+    """Read a broker's clock that a client sent back.
+
+    Args:
+        clock: The clock, as JSON has it.
+
+    Returns:
+        The time.
 
     Raises:
         ProtocolError: The message has no clock, or one out of bounds.
@@ -522,7 +567,13 @@ def error_body(error: BaseException) -> Body:
 
 
 def error_of(body: Any) -> errors.OpenDataBufferError:
-    """Return the error that a broker raised, to be raised at the client.
+    """Read an error that a broker raised.
+
+    Args:
+        body: The error, as JSON has it.
+
+    Returns:
+        The error, to be raised at the client.
 
     Raises:
         ProtocolError: The message has another form.
@@ -547,7 +598,14 @@ def _plain(value: object) -> bool:
 
 
 def whole(body: Mapping[str, Any], name: str) -> int:
-    """Return a field that is a whole number and not negative.
+    """Read a field that is a whole number and not negative.
+
+    Args:
+        body: The message.
+        name: The field.
+
+    Returns:
+        The number, 0 to 2^63 - 1.
 
     Raises:
         ProtocolError: It is something else.
@@ -602,13 +660,16 @@ class FinishRequest(Request):
 def parse_claim(
     body: Mapping[str, Any], now: float, answer: Responder, waits: Callable[[], bool] = lambda: True
 ) -> ClaimRequest:
-    """Return the claim in a message, with its values limited to their bounds.
+    """Read the claim in a message, and limit its values to their bounds.
 
     Args:
         body: The message.
         now: The current time, monotonic seconds.
         answer: Called with the answer.
         waits: Returns whether the worker still waits.
+
+    Returns:
+        The request.
 
     Raises:
         ProtocolError: The message is not valid.
@@ -629,7 +690,14 @@ def parse_claim(
 
 
 def parse_finish(body: Mapping[str, Any], answer: Responder) -> FinishRequest:
-    """Return the end of a claim in a message.
+    """Read the end of a claim in a message.
+
+    Args:
+        body: The message.
+        answer: Called with the answer.
+
+    Returns:
+        The request.
 
     Raises:
         ProtocolError: The message is not valid.
@@ -649,7 +717,13 @@ def parse_finish(body: Mapping[str, Any], answer: Responder) -> FinishRequest:
 
 
 def parse_reader(body: Mapping[str, Any]) -> str:
-    """Return the reader for which a worker asks; empty if the queue is not a log.
+    """Read the reader for which a worker asks.
+
+    Args:
+        body: The message.
+
+    Returns:
+        The name of the reader; empty if the queue is not a log.
 
     Raises:
         ProtocolError: The name is not allowed.
@@ -664,7 +738,13 @@ def parse_reader(body: Mapping[str, Any]) -> str:
 
 
 def parse_beat(body: Mapping[str, Any]) -> list[int]:
-    """Return the tokens of a heartbeat.
+    """Read the tokens of a heartbeat.
+
+    Args:
+        body: The message.
+
+    Returns:
+        The tokens.
 
     Raises:
         ProtocolError: There are no tokens, or they are not numbers.

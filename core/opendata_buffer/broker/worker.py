@@ -73,12 +73,15 @@ class Claim:
         return self.beaten.precedes(now) and self.beaten.age_ms(now) < timeout_ms
 
     def end(self, how: str, *, reason: str = "", rest_ms: int = 0) -> dict[str, Any]:
-        """Return the request that ends the claim.
+        """Write the request that ends the claim.
 
         Args:
             how: ``done``, ``release`` or ``reject``.
             reason: Why it is rejected; cut to :data:`MAX_REASON_CHARS` characters.
             rest_ms: Milliseconds for which a released batch is not handed out.
+
+        Returns:
+            The body of the request.
         """
         return {
             "op": "finish",
@@ -107,12 +110,15 @@ class DispatcherClient:
         self._url = url
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
-        """Send a request and return the answer. If the answer is lost, ask the next broker.
+        """Send a request, and wait for its answer. If the answer is lost, ask the next broker.
 
         Args:
             body: The request.
             claim: The claim that the request ends. It is marked once an attempt may have been
                 stored.
+
+        Returns:
+            The answer.
 
         Raises:
             Fenced: Another consumer took the queue.
@@ -145,10 +151,13 @@ class DispatcherClient:
                 )
 
     def find(self, deadline: float) -> Connection:
-        """Return a connection to the announced broker, after at least one search.
+        """Connect to the announced broker, after at least one search.
 
         Args:
             deadline: When to stop searching, monotonic seconds.
+
+        Returns:
+            The connection.
 
         Raises:
             TransientStorageError: No broker was found in time.
@@ -170,6 +179,12 @@ class DispatcherClient:
 
 class ClaimedBatch(HasRecords):
     """A batch that belongs to this worker until it finishes it or the claim lapses.
+
+    Args:
+        worker: The worker that has the claim.
+        descriptor: The batch's entry in the queue.
+        claim: The claim.
+        delivery_count: How often the batch was handed out, including this time.
 
     Attributes:
         sequence: Its position in the queue.
@@ -238,17 +253,25 @@ class ClaimedBatch(HasRecords):
 class Worker(Closeable):
     """A worker of a queue that several workers share. Thread-safe, not fork-safe.
 
+    ::
+
+        with Worker("s3://bucket/jobs") as worker:
+            while batches := worker.claim(timeout=60.0):
+                for batch in batches:
+                    run(batch.records())
+                    batch.done()
+
     With ``config.reader`` it is a worker of one reader of a log. Workers of two readers share
     nothing: each batch goes to a worker of each reader.
 
     A worker does not read transactions. On a partition of a topic it gets the batches of open and
     of rolled back transactions like any others, and their markers as empty batches.
 
-    ``store``, ``runtime`` and ``network`` are for tests, and for programs that are parts of this
-    one.
-
     Args:
         config: The queue's URL, or a :class:`.WorkerConfig`.
+        store: An opened store, for tests and this library. Default: opened from the configuration.
+        runtime: Clock and threads, for tests. Default: those of the system.
+        network: Connects to brokers and listens, for tests. Default: WebSockets.
         **settings: Fields of the configuration, by name.
 
     Raises:
