@@ -6,14 +6,20 @@ manifest still has are kept. Every other batch that may not have been read is en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from opendata_buffer import errors
 from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
-from opendata_buffer.formats.batch import BatchLocation, Transaction, is_confined, parse_location
+from opendata_buffer.formats.batch import (
+    BatchLocation,
+    Transaction,
+    batch_key,
+    is_confined,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
     BatchDescriptor,
@@ -40,7 +46,9 @@ from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing
 from opendata_buffer.queue.reader_positions import ReaderPosition, position_object, readers_folder
 from opendata_buffer.queue.sidecar import LARGEST
 from opendata_buffer.queue.unaccounted import OtherManifests
+from opendata_buffer.runtime import in_parallel
 from opendata_buffer.stores.base import Listing, exists, read_bytes
+from opendata_buffer.transactions import CommitRecord, record_key, record_object
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
@@ -60,6 +68,8 @@ class RebuildPlan:
     manifest: Manifest  # the manifest to write
     found: tuple[str, ...] = ()  # batches that no entry named, in the order of enqueueing
     missing: tuple[str, ...] = ()  # locations of old entries whose object is gone
+    # The batches to copy before the manifest is written: the new location, and the old one.
+    copies: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_rebuild(
@@ -69,6 +79,7 @@ def plan_rebuild(
     segments_end: int = 0,
     in_segments: frozenset[str] = frozenset(),
     *,
+    committed: Mapping[str, int] | None = None,
     config: QueueConfig,
     grace_ms: int = DEFAULT_GRACE_PERIOD_MS,
 ) -> RebuildPlan:
@@ -80,6 +91,7 @@ def plan_rebuild(
         seen: The highest position and epoch that the owner marker remembers.
         segments_end: The end of the segments of a log; 0 for a queue.
         in_segments: The locations that the segments of a log name.
+        committed: The number of the last committed batch of each app that has a commit record.
         config: The queue.
         grace_ms: The queue's grace period, in milliseconds.
 
@@ -104,13 +116,54 @@ def plan_rebuild(
             kept.append(NewEntry(entry.location, entry.metadata))
     named = in_segments.union(each.location for each in entries)
     found = _ordered(_unnamed(listing, named, read_ms, prefix))
+    unfinished = _unfinished(found, named, committed or {}, prefix)
+    copied = {
+        each.location: batch_key(prefix, each.ulid) for each in found if each.txn in unfinished
+    }
+    # Copies of an earlier repair that was interrupted: they are found as batches of their own.
+    copied_before = {old for old, new in copied.items() if new in objects}
     finished = _finished_producers(kept, prefix)
-    before = [NewEntry(each.location) for each in found if each.producer in finished]
-    behind = [NewEntry(each.location) for each in found if each.producer not in finished]
+    before: list[NewEntry] = []
+    after: list[NewEntry] = []
+    for batch in found:
+        if batch.location not in copied_before:
+            new = NewEntry(copied.get(batch.location, batch.location))
+            (before if batch.producer in finished else after).append(new)
     manifest = Manifest.starting_at(
         reached.next_sequence + SEQUENCES_AHEAD, reached.epoch + EPOCHS_AHEAD
-    ).append([*before, *kept, *behind])
-    return RebuildPlan(fault, manifest, tuple(each.location for each in found), tuple(missing))
+    ).append([*before, *kept, *after])
+    return RebuildPlan(
+        fault,
+        manifest,
+        found=tuple(batch.location for batch in found),
+        missing=tuple(missing),
+        copies={new: old for old, new in copied.items() if old not in copied_before},
+    )
+
+
+def _unfinished(
+    found: Sequence[_Found], named: frozenset[str], committed: Mapping[str, int], prefix: str
+) -> set[Transaction]:
+    """Return the transactions whose objects may be a part of a write that was never committed.
+
+    An app writes its batches one after another, so only its newest one may be unfinished. If an
+    entry names one of its objects, or the app's commit record covers it, it was committed.
+    """
+    newest: dict[str, int] = {}
+    for batch in found:
+        if batch.txn is not None:
+            newest[batch.txn.app] = max(batch.txn.batch, newest.get(batch.txn.app, -1))
+    for location in named:
+        parsed = parse_location(location, prefix)
+        if parsed is not None and parsed.txn is not None:
+            app, number = parsed.txn.app, parsed.txn.batch
+            if app in newest and number >= newest[app]:
+                del newest[app]
+    return {
+        Transaction(app, number)
+        for app, number in newest.items()
+        if number > committed.get(app, -1)
+    }
 
 
 def read_before_ms(
@@ -424,9 +477,33 @@ def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, Rebu
     listing = Listing((), 0, False) if is_log else store.list(prefix)
     raw = read_raw(store, config.manifest_path)
     segments = 0, frozenset[str]()
-    if is_log and _examine(raw, seen)[0] is not None:
-        segments, listing = _read_segments(queue), store.list(prefix)
-    return raw, plan_rebuild(raw, listing, seen, *segments, config=config, grace_ms=grace_ms)
+    committed: dict[str, int] = {}
+    if _examine(raw, seen)[0] is not None:
+        if is_log:
+            segments, listing = _read_segments(queue), store.list(prefix)
+        committed = _committed(queue, listing)
+    return raw, plan_rebuild(
+        raw, listing, seen, *segments, committed=committed, config=config, grace_ms=grace_ms
+    )
+
+
+def _committed(queue: Target, listing: Listing) -> dict[str, int]:
+    """Return the last committed batch of each app that has a commit record and listed batches."""
+    keys = {info.key for info in listing.objects}
+    parsed = (parse_location(key, queue.prefix) for key in keys)
+    apps = {each.txn.app for each in parsed if each is not None and each.txn is not None}
+    recorded = sorted(app for app in apps if record_key(queue.prefix, app) in keys)
+
+    def read(app: str) -> int:
+        try:
+            record = record_object(queue.store, queue.prefix, app, queue.runtime, queue.config)
+            found = record.read()
+        except errors.CorruptData:
+            found = None
+        # Without a record, the newest batch is copied, which loses nothing.
+        return found.batch if isinstance(found, CommitRecord) else -1
+
+    return dict(zip(recorded, in_parallel(queue.runtime, read, recorded), strict=True))
 
 
 def check_accounted(queue: Target) -> None:
@@ -476,6 +553,9 @@ def rebuild(queue: Target) -> str | None:
     if raw is not None:
         saved = f"{config.manifest_path}.broken-{runtime.ulid()}"
         store.put(saved, raw)
+    for new_location, old_location in plan.copies.items():
+        # Without its identity: a query would take its own repeat for done (failure F52).
+        store.put(new_location, read_bytes(store, old_location))
     cas_object = CasObject(
         store,
         config.manifest_path,

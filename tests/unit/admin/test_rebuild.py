@@ -26,7 +26,13 @@ from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS as GRACE_MS
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Conflict, InvalidInput, PermanentStorageError
-from opendata_buffer.formats.batch import Compression, Transaction, batch_key, encode_batch
+from opendata_buffer.formats.batch import (
+    Compression,
+    Transaction,
+    batch_key,
+    encode_batch,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import FIXED_SIZE, FOOTER_SIZE, Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.queue.marker import Watermark
@@ -156,6 +162,57 @@ def test_transactions_stay_in_one_piece_and_in_the_order_of_their_numbers() -> N
 
 
 A, B = b"\1AAAAA", b"\1BBBBB"
+
+
+def unfinished_write() -> tuple[str, str, str]:
+    """The object of a committed batch, and both objects of the batch after it."""
+    committed, first, second = (Transaction("query", number) for number in (9, 10, 10))
+    return location(0, committed), location(1, first), location(2, second)
+
+
+def test_f52_a_part_of_an_unfinished_write_is_queued_as_a_copy_without_its_identity() -> None:
+    done, part, _ = unfinished_write()
+    plan = plan_rebuild(None, listing(done, part), SEEN, committed={"query": 9}, config=CONFIG)
+    (copy,) = plan.copies
+    assert plan.manifest.locations() == [done, copy]
+    assert plan.copies[copy] == part
+    parsed, source = parse_location(copy, "ingest"), parse_location(part, "ingest")
+    assert parsed is not None
+    assert source is not None
+    assert (parsed.ulid, parsed.txn) == (source.ulid, None)
+
+
+def test_f52_a_copy_that_an_interrupted_repair_has_made_is_queued_once() -> None:
+    _, first, second = unfinished_write()
+    copies = sorted(plan_of(None, listing(first, second)).copies)
+    assert len(copies) == 2
+    again = plan_of(None, listing(first, second, copies[0]))
+    assert again.manifest.locations() == copies
+    assert list(again.copies) == copies[1:]
+
+
+@pytest.mark.parametrize("evidence", ["commit record", "entry", "segment"])
+def test_a_write_that_is_known_to_be_committed_keeps_its_identity(evidence: str) -> None:
+    done, first, second = unfinished_write()
+    raw = Manifest.empty().append([NewEntry(first), NewEntry(second)]).raw[:-1]
+    plan = plan_rebuild(
+        raw if evidence == "entry" else None,
+        listing(done, first, second),
+        SEEN,
+        in_segments=frozenset({first} if evidence == "segment" else ()),
+        committed={"query": 10 if evidence == "commit record" else 9},
+        config=CONFIG,
+    )
+    assert plan.copies == {}
+    left = {done, first, second} - ({first} if evidence == "segment" else set())
+    assert {*plan.manifest.locations()} == left
+
+
+def test_only_the_newest_batch_of_an_app_may_be_unfinished() -> None:
+    done, first, second = unfinished_write()
+    plan = plan_of(None, listing(done, first, second))
+    assert sorted(plan.copies.values()) == [first, second]
+    assert plan.manifest.locations()[0] == done
 
 
 def test_a_producer_s_messages_come_by_its_clock_and_its_final_acknowledgement_last() -> None:

@@ -22,6 +22,8 @@ from buffer_sink.committer import (
 )
 from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
+from opendata_buffer.admin.rebuild import rebuild
+from opendata_buffer.admin.target import Target
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
@@ -538,3 +540,16 @@ def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
     assert asked == [f"{PREFIX}/app=q/batch=1/"] * 2
     world.store.delete_many([keys[2]])
     assert ages(world).oldest_ms(keys[1:4]) is None
+
+
+def test_f52_a_write_that_a_rebuild_found_half_uploaded_is_complete_after_its_repeat() -> None:
+    world = World()
+    assert world.driver().append(world.group(0, b"a"))
+    world.drain()
+    world.group(1, b"b")  # The driver dies before the other task's upload.
+    world.store.delete_many(["p/manifest"])
+    rebuild(Target(world.store, CONFIG, world.runtime))
+    assert world.driver().append(world.group(1, b"b", b"c"))
+    world.drain()
+    assert {*world.read} == {b"a", b"b", b"c"}
+    assert world.read[-2:] == [b"b", b"c"]
