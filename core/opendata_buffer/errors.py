@@ -375,9 +375,21 @@ class QueueReset(DataError):
 
 
 class DataLoss(DataError):
-    """Sequences that must be read are no longer in the manifest."""
+    """Sequences that must be read are no longer in the manifest.
 
-    def __init__(self, key: str, needed: int, oldest: int, hint: str = "") -> None:
+    Attributes:
+        open_from: The first sequence of the transactions that were open at ``needed``, if the
+            reader delivers only committed ones. Their batches from there on are given up, too.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        needed: int,
+        oldest: int,
+        hint: str = "",
+        open_from: int | None = None,
+    ) -> None:
         if "_readers/" in key and key.endswith(".json"):
             reader = key.rpartition("_readers/")[2].removesuffix(".json")
             text = (
@@ -389,11 +401,17 @@ class DataLoss(DataError):
                 f"sequence {needed} is needed but manifest {key!r} starts at {oldest}: "
                 f"{oldest - needed} batches were dequeued by another consumer."
             )
+        if open_from is not None:
+            text = (
+                f"{text} Transactions from sequence {open_from} on were still open there: what "
+                "they wrote before the loss is not delivered, either."
+            )
         super().__init__(f"{text} {hint}".rstrip())
         self.key = key
         self.needed = needed
         self.oldest = oldest
         self.hint = hint
+        self.open_from = open_from
 
 
 class ClaimLost(OwnershipLost):

@@ -68,6 +68,8 @@ class ReaderView:
     given_up: set[bytes] = field(default_factory=set)
     may_lose: set[bytes] = field(default_factory=set)
     named: set[bytes] = field(default_factory=set)
+    accepts_loss: bool = False
+    """Its user let it continue past losses. Warnings name them, so :attr:`may_lose` is settled."""
     expired: bool = False
     """The reader did not move for longer than the expiry, so everything may be lost to it."""
     last: dict[tuple[str, str, int], int] = field(default_factory=dict)
@@ -260,6 +262,11 @@ class Oracle:
         for view in self._views(reader):
             view.given_up.update(records)
 
+    def give_up_between(self, reader: str, partition: str, first: int, end: int) -> None:
+        """Note that an error told a reader that it does not get the records in ``[first, end)``."""
+        sequences = [n for n in self.entries[partition] if first <= n < end]
+        self.give_up(self._records_at(partition, sequences), reader)
+
     def may_lose(self, records: Iterable[bytes], reader: str | None = None) -> None:
         """Note that these records were taken from readers. An error must name them."""
         records = [*records]
@@ -301,7 +308,8 @@ class Oracle:
 
     def _is_settled(self, view: ReaderView, record: bytes) -> bool:
         """Return whether a reader no longer needs this record."""
-        return record in view.got or record in view.given_up or record in view.named
+        accepted = view.accepts_loss and record in view.may_lose
+        return accepted or record in view.got or record in view.given_up or record in view.named
 
     def missing(self) -> dict[str, list[bytes]]:
         """Return the acknowledged records that each reader still must receive, by reader."""

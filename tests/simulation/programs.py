@@ -39,6 +39,7 @@ from opendata_buffer.broker.worker import Worker
 from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import (
+    BatchMissing,
     ClaimLost,
     DataLoss,
     Drained,
@@ -360,7 +361,10 @@ class Reader:
         """Tell the oracle which sequences an error names as lost."""
         partition = self.deployment.partition_of(error.key)
         self.deployment.log(f"{self.program}: {error}")
-        self.deployment.oracle.name_loss(self.view, partition, error.needed, error.oldest)
+        oracle = self.deployment.oracle
+        oracle.name_loss(self.view, partition, error.needed, error.oldest)
+        if error.open_from is not None:
+            oracle.give_up_between(self.view, partition, error.open_from, error.needed)
 
     def continue_log(self, error: DataLoss) -> None:
         """Set the reader past the lost batches, exactly as the error advises."""
@@ -602,6 +606,7 @@ class SparkReader(Reader):
             gc=deployment.gc(),
             max_batches=1 + deployment.draw(4),
         )
+        deployment.oracle.readers[self.view].accepts_loss = self._accepts_loss
         stream = MicroBatchStream(options, node.store, node.runtime)
         try:
             self._run(node, stream)
@@ -650,7 +655,9 @@ class SparkReader(Reader):
         for task in stream.plan_input_partitions(start, end):
             for entry in task.batches:
                 if entry.part == 0:
-                    found.append((entry, self._fetch(node, entry)))
+                    records = self._fetch(node, entry)
+                    if records is not None:
+                        found.append((entry, records))
         # The sink knows the batch by its number, and writes it once.
         if batch not in self._commits:
             self._commits.add(batch)
@@ -658,11 +665,20 @@ class SparkReader(Reader):
                 partition = entry.partition if self.deployment.is_topic else ONE
                 self.deliver(partition, entry.sequence, entry.location, records)
 
-    def _fetch(self, node: Node, entry: Any) -> list[bytes]:
+    def _fetch(self, node: Node, entry: Any) -> list[bytes] | None:
         partition = entry.partition if self.deployment.is_topic else ONE
         config = self.deployment.config(ConsumerConfig, partition)
         handle = FetchHandle.of(config, store=node.store, runtime=node.runtime)
-        return list(self.deployment.patiently(node, lambda: handle.fetch(entry)).entries)
+        try:
+            return list(self.deployment.patiently(node, lambda: handle.fetch(entry)).entries)
+        except BatchMissing as error:
+            if not self._accepts_loss:
+                raise
+            # A task does the same with failOnDataLoss=false: it logs the error.
+            self.deployment.log(f"{node.name}: {error}")
+            records = self.deployment.oracle.batches.get(entry.location, [])
+            self.deployment.oracle.name_records(self.view, records)
+            return None
 
 
 def recorded(offset: SourceOffset | None) -> SourceOffset | None:
@@ -710,12 +726,12 @@ class V1Client:
         manifest, version = self.read()
         count = through + 1 - manifest.first_sequence
         if manifest.epoch != self.epoch or not 0 < count <= manifest.entry_count:
-            return []
+            return None
         entries = manifest.entries(limit=count)
         after = manifest.drop_through(through)
         outcome = self.node.store.put_if(self.config.manifest_path, after.raw, version)
         if not isinstance(outcome, outcomes.Applied | outcomes.Unknown):
-            return []
+            return None
         return [(entry.sequence, entry.location) for entry in entries]
 
     def collect(self) -> int:

@@ -219,7 +219,7 @@ class EntryConsumer:
     def peek(self, limit: int) -> list[BatchDescriptor]:
         """Return the next entries. The cursor moves only past a loss that is allowed."""
         if self._progress is not None:
-            while len(self.ready) < limit and self._offers_more():
+            while len(self.ready) < limit and self._offers_more(POLL_ENTRIES):
                 pass
             return list(islice(self.ready, limit))
         manifest = self._read()
@@ -240,11 +240,15 @@ class EntryConsumer:
 
         Returns:
             Whether there were new entries, delivered or not.
+
+        Raises:
+            DataLoss: The queue does not continue at the cursor, and nothing is left in
+                :attr:`ready`.
         """
         with self.lock:
             self.check_open()
             # Ask for at least one, so that each poll finds out whether the consumer is fenced.
-            return self._offer(max(1, POLL_ENTRIES - len(self.ready)))
+            return self._offers_more(max(1, POLL_ENTRIES - len(self.ready)))
 
     @property
     def finished(self) -> bool:
@@ -417,10 +421,13 @@ class EntryConsumer:
             progress.prune(self._runtime.now_ms())
         return bool(entries)
 
-    def _offers_more(self) -> bool:
-        """Poll once more; delay an error about a loss until all earlier entries are handed out."""
+    def _offers_more(self, limit: int) -> bool:
+        """Poll once more; delay an error about a loss until all earlier entries are handed out.
+
+        The command in that error would skip them.
+        """
         try:
-            return self._offer(POLL_ENTRIES)
+            return self._offer(limit)
         except DataLoss:
             if not self.ready:
                 raise
@@ -491,7 +498,12 @@ class EntryConsumer:
         self._queue.check_epoch(manifest, self.epoch)
         if continues:
             self._cursors = check_data_loss(
-                self._cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=_LOST
+                self._cursors,
+                manifest,
+                self._queue.key,
+                allowed=self._allow_data_loss,
+                cause=_LOST,
+                open_from=None if self._progress is None else self._progress.open_from,
             )
         self.next_sequence = manifest.next_sequence
         self._measure(manifest)

@@ -208,7 +208,13 @@ def check_reader(store: Store, config: ConsumerConfig, runtime: Runtime) -> None
 
 
 def check_data_loss(
-    cursors: Cursors, manifest: Manifest | LogView, key: str, *, allowed: bool, cause: str
+    cursors: Cursors,
+    manifest: Manifest | LogView,
+    key: str,
+    *,
+    allowed: bool,
+    cause: str,
+    open_from: int | None = None,
 ) -> Cursors:
     """Check that a queue still has the entry that its reader hands out next (failure F28).
 
@@ -218,6 +224,7 @@ def check_data_loss(
         key: The key of the manifest or of the reader's position, for the error.
         allowed: Skip lost entries with a warning.
         cause: A sentence with the likely cause of a loss.
+        open_from: The first sequence of an undecided transaction, for the error.
 
     Returns:
         The cursors. If entries are lost and that is allowed, they are moved to the oldest entry.
@@ -234,7 +241,7 @@ def check_data_loss(
             log_, name = manifest.log, manifest.log.reader
             command = reset_command(log_.store.url, log_.config, name, oldest)
             cause = f"{cause} Stop this reader and accept the loss with {command}."
-        raise DataLoss(key, needed, oldest, cause)
+        raise DataLoss(key, needed, oldest, cause, open_from)
     warn_data_loss(key, needed, oldest)
     return cursors.jump(oldest)
 

@@ -336,6 +336,15 @@ class QueueProgress:
         return not self._offered and self._behind.stable_end(self.next_offer) == self.next_offer
 
     @property
+    def open_from(self) -> int | None:
+        """The first sequence of the transactions that are undecided after the last offer.
+
+        None if there are none.
+        """
+        first = self._ahead.stable_end(self.next_offer)
+        return first if first < self.next_offer else None
+
+    @property
     def first_needed(self) -> int:
         """The first sequence that a reader needs if it resumes at :meth:`position`."""
         return self._behind.stable_end(self._next_processed)

@@ -9,7 +9,7 @@ import pytest
 
 from opendata_buffer import Consumer
 from opendata_buffer.consumer.position import Position, QueueProgress
-from opendata_buffer.errors import InvalidInput, QueueReset
+from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
@@ -215,6 +215,21 @@ def test_f28_behind_a_gap_it_goes_on_if_that_is_allowed() -> None:
     assert reader.position == saved
     assert saved == Position(saved.queue_id, 2), "a number in a plain queue"
     assert taken(world.reader(saved)) == [b"3"]
+
+
+def test_f28_an_error_about_a_gap_names_the_transactions_that_are_open_there() -> None:
+    world = World(b"plain")
+    append(world.store, world.runtime, PREFIX, b"open", message=build_uuid(ONE, 2, CONTINUE_TXN))
+    reader = world.reader()
+    assert taken(reader) == [b"plain"]
+    append(world.store, world.runtime, PREFIX, b"lost")
+    append(world.store, world.runtime, PREFIX, b"after")
+    config = Topic.config_of(PREFIX, consuming())
+    queue = Queue(world.store, config, runtime=world.runtime, role="test")
+    queue.dequeue(2, world.manifest().epoch)
+    with pytest.raises(DataLoss, match="Transactions from sequence 1 on were still open") as lost:
+        reader.poll()
+    assert (lost.value.needed, lost.value.oldest, lost.value.open_from) == (2, 3, 1)
 
 
 def test_a_skipped_batch_is_not_delivered() -> None:

@@ -10,7 +10,7 @@ from opendata_buffer import TopicConsumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import abort, list_open
 from opendata_buffer.config import ConsumerConfig, QueueConfig
-from opendata_buffer.errors import Fenced, InvalidInput
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.gc import GarbageCollector
@@ -19,7 +19,7 @@ from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import REFRESH_S
+from opendata_buffer.topic.consumer import MAX_PREFETCH, REFRESH_S
 from opendata_buffer.topic.description import DRAIN_S
 from opendata_buffer.topic.topic import Topic
 from tests.support.logs import DAY_MS, become_log
@@ -218,3 +218,23 @@ def test_an_open_transaction_of_a_log_is_found_and_aborted(world: LogTopic) -> N
     world.append(0, *range(90, 120))
     assert world.moved(0) > 32
     assert drained(world.consumer("billing")) == list(range(120))
+
+
+def test_all_batches_before_a_gap_are_delivered_before_the_error_about_the_gap(
+    world: LogTopic,
+) -> None:
+    world.append(0, *range(300))
+    end = world.moved(0)
+    assert end > 2 * MAX_PREFETCH
+    # A v1 consumer takes entries that are not in a segment yet.
+    left = manifest_of(world.store, NAMES[0]).drop_through(end + 2)
+    world.store.put(f"{NAMES[0]}/manifest", left.raw)
+    consumer = world.consumer("slow")
+    for number in range(end):
+        batch = consumer.next_batch()
+        assert batch is not None
+        assert [int(record) for record in batch.entries] == [number]
+        batch.ack()
+    with pytest.raises(DataLoss) as lost:
+        consumer.next_batch()
+    assert (lost.value.needed, lost.value.oldest) == (end, end + 3)
