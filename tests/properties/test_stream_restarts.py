@@ -39,7 +39,7 @@ class Crash(Exception):
     """The driver died."""
 
 
-class World:
+class CheckpointedQuery:
     """A queue with writers, some of which repeat themselves, and what is on record of a query."""
 
     OPTIONS = {"createIfMissing": "true"}  # noqa: RUF012
@@ -53,7 +53,7 @@ class World:
         self.crashes = 0
         self.runtime = ManualRuntime()
         self.store = MemoryStore(now_ms=self.runtime.now_ms)
-        config = QueueConfig(store="/world")
+        config = QueueConfig(store="/store")
         self._queue = Queue(self.store, config, runtime=self.runtime, role="producer")
         self._transactions: list[list[bytes]] = []
         self.written: list[bytes] = []
@@ -132,7 +132,7 @@ class World:
         return self._queue
 
     def driver(self) -> MicroBatchStream:
-        options = {"path": "/world", "gcEnabled": "false", **self.OPTIONS}
+        options = {"path": "/store", "gcEnabled": "false", **self.OPTIONS}
         if self._losses:
             options["failOnDataLoss"] = "false"
         for name, values in LIMITS.items():
@@ -206,29 +206,29 @@ def read(driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_record_is_in_exactly_one_micro_batch(seed: int) -> None:
-    world = World(seed)
-    for _ in range(world.random.randint(1, 6)):
+    query = CheckpointedQuery(seed)
+    for _ in range(query.random.randint(1, 6)):
         with contextlib.suppress(Crash):
-            world.run(world.random.randint(1, 6))
-    world.run(None)
-    assert [row for _, rows in sorted(world.output.items()) for row in rows] == world.written
-    assert world.queued() == 0
+            query.run(query.random.randint(1, 6))
+    query.run(None)
+    assert [row for _, rows in sorted(query.output.items()) for row in rows] == query.written
+    assert query.queued() == 0
 
 
 def test_what_was_gone_and_written_again_is_in_exactly_one_micro_batch() -> None:
     rewritten = 0
     for seed in range(60):
-        world = World(seed, losses=True)
-        for _ in range(world.random.randint(1, 6)):
+        query = CheckpointedQuery(seed, losses=True)
+        for _ in range(query.random.randint(1, 6)):
             with contextlib.suppress(Crash):
-                world.run(world.random.randint(1, 6))
-        while world._late:
-            world.rewrite()
-        world.run(None)
-        read = [row for _, rows in sorted(world.output.items()) for row in rows]
-        assert read == world.written, f"seed {seed}"
-        assert world.queued() == 0
-        rewritten += world.rewritten
+                query.run(query.random.randint(1, 6))
+        while query._late:
+            query.rewrite()
+        query.run(None)
+        read = [row for _, rows in sorted(query.output.items()) for row in rows]
+        assert read == query.written, f"seed {seed}"
+        assert query.queued() == 0
+        rewritten += query.rewritten
     assert rewritten > 60
 
 
@@ -236,32 +236,32 @@ def test_a_gap_inside_a_transaction_loses_nothing_that_is_behind_it() -> None:
     """Each transaction is longer than a micro-batch, and entries vanish between two runs."""
     torn = 0
     for seed in range(40):
-        world = World(seed)
+        query = CheckpointedQuery(seed)
         expected: list[bytes] = []
         found: list[bytes] = []
         position: SourceOffset | None = None
         for batch in range(5):
             values = [b"%d-%d" % (batch, index) for index in range(5)]
-            world.put("ingest", values, txn=Transaction("app", batch))
-            options = {"path": "/world", "gcEnabled": "false", "failOnDataLoss": "false"}
-            options["maxBatchesPerTrigger"] = str(world.random.randint(1, 3))
+            query.put("ingest", values, txn=Transaction("app", batch))
+            options = {"path": "/store", "gcEnabled": "false", "failOnDataLoss": "false"}
+            options["maxBatchesPerTrigger"] = str(query.random.randint(1, 3))
             parsed = SourceOptions.from_spark(options)
-            driver = MicroBatchStream(parsed, world.store, world.runtime)
+            driver = MicroBatchStream(parsed, query.store, query.runtime)
             at = 0
-            for _ in range(world.random.randint(0, 2)):
+            for _ in range(query.random.randint(0, 2)):
                 end = driver.latest_offset(recorded(position))
                 if end != position:
                     rows = read(driver, position, end)
                     found += rows
                     position, at = end, at + len(rows)
             expected += values[:at]
-            lost = world.random.randint(0, 5 - at) if at < 5 else 0
+            lost = query.random.randint(0, 5 - at) if at < 5 else 0
             if lost:
-                dropped = world.manifest().drop_through(batch * 5 + at + lost - 1)
-                world.store.put("ingest/manifest", dropped.raw)
+                dropped = query.manifest().drop_through(batch * 5 + at + lost - 1)
+                query.store.put("ingest/manifest", dropped.raw)
             torn += at > 0 and at + lost < 5 and lost > 0
             expected += values[at + lost :]
-            driver = MicroBatchStream(parsed, world.store, world.runtime)
+            driver = MicroBatchStream(parsed, query.store, query.runtime)
             while (end := driver.latest_offset(recorded(position))) != position:
                 found += read(driver, position, end)
                 position = end
@@ -272,8 +272,8 @@ def test_a_gap_inside_a_transaction_loses_nothing_that_is_behind_it() -> None:
 class LaggingLog:
     """Logs that one thread writes behind the query's back, and the commits it queues up."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, query: CheckpointedQuery) -> None:
+        self._query = query
         self._waiting: list[tuple[int, SourceOffset | None]] = []
         self._last = -1
         self.ready: list[SourceOffset] = []
@@ -290,78 +290,78 @@ class LaggingLog:
         for _ in range(min(count, len(self._waiting))):
             batch, offset = self._waiting.pop(0)
             if offset is None:
-                self._world.commits.add(batch)
+                self._query.commits.add(batch)
                 continue
-            self._world.offsets[batch] = offset
+            self._query.offsets[batch] = offset
             if self._last < 0:
-                self._last = before(self._world, batch)
+                self._last = before(self._query, batch)
             if batch and self._last >= 0:
-                self.ready.append(self._world.offsets[self._last])
+                self.ready.append(self._query.offsets[self._last])
             self._last = batch
 
 
-def before(world: World, batch: int) -> int:
-    return max((each for each in world.offsets if each < batch), default=-1)
+def before(query: CheckpointedQuery, batch: int) -> int:
+    return max((each for each in query.offsets if each < batch), default=-1)
 
 
-def run_asynchronously(world: World, triggers: int, seen: list[bytes]) -> None:
-    driver, log, first = world.driver(), LaggingLog(world), True
-    batch = max(world.offsets, default=-1)
-    start = world.offsets.get(batch)
-    if start is not None and batch not in world.commits:
-        seen += read(driver, world.offsets.get(before(world, batch)), start)
-        world.maybe_crash()
+def run_asynchronously(query: CheckpointedQuery, triggers: int, seen: list[bytes]) -> None:
+    driver, log, first = query.driver(), LaggingLog(query), True
+    batch = max(query.offsets, default=-1)
+    start = query.offsets.get(batch)
+    if start is not None and batch not in query.commits:
+        seen += read(driver, query.offsets.get(before(query, batch)), start)
+        query.maybe_crash()
         log.add(batch, None)
         first = False
     for _ in range(triggers):
-        world.produce((0, 0.2) if log.busy else (0, 0.2, 90))
-        log.write(world.random.choice((0, 0, 1, 5)))
+        query.produce((0, 0.2) if log.busy else (0, 0.2, 90))
+        log.write(query.random.choice((0, 0, 1, 5)))
         end = driver.latest_offset(recorded(start))
         driver.report()
-        world.maybe_crash()
+        query.maybe_crash()
         if end == start:
             continue
         batch += 1
-        written = first or world.random.random() < 0.4
+        written = first or query.random.random() < 0.4
         if written:
             log.add(batch, end)
-        if world.random.random() < 0.02:
+        if query.random.random() < 0.02:
             log.write(5)  # The race: written before the query looks for commits, a line later.
         while log.ready:
             driver.commit(log.ready.pop(0))
         seen += read(driver, start, end)
-        world.maybe_crash()
+        query.maybe_crash()
         if written:
             log.add(batch, None)
         first, start = False, end
 
 
-def run_with_a_lagging_log(world: World) -> set[bytes]:
+def run_with_a_lagging_log(query: CheckpointedQuery) -> set[bytes]:
     """What was read by a query with such logs that crashed, and by a normal one that went on."""
     seen: list[bytes] = []
-    for _ in range(world.random.randint(2, 6)):
+    for _ in range(query.random.randint(2, 6)):
         with contextlib.suppress(Crash):
-            run_asynchronously(world, world.random.randint(1, 12), seen)
-    world.settle()
-    last = max(world.offsets, default=-1)
-    if last >= 0 and last not in world.commits and (previous := before(world, last)) >= 0:
-        world.offsets[last - 1] = world.offsets[previous]
-    world.run(None)
-    return {*seen, *(row for rows in world.output.values() for row in rows)}
+            run_asynchronously(query, query.random.randint(1, 12), seen)
+    query.settle()
+    last = max(query.offsets, default=-1)
+    if last >= 0 and last not in query.commits and (previous := before(query, last)) >= 0:
+        query.offsets[last - 1] = query.offsets[previous]
+    query.run(None)
+    return {*seen, *(row for rows in query.output.values() for row in rows)}
 
 
 def test_with_a_lagging_log_no_record_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     drivers: list[MicroBatchStream] = []
-    make = World.driver
+    make = CheckpointedQuery.driver
     monkeypatch.setattr(
-        World, "driver", lambda world: (drivers.append(make(world)), drivers[-1])[1]
+        CheckpointedQuery, "driver", lambda query: (drivers.append(make(query)), drivers[-1])[1]
     )
     crashes = 0
     for seed in range(40):
-        world = World(seed)
-        assert run_with_a_lagging_log(world) == set(world.written), f"seed {seed}"
-        assert world.queued() == 0, f"seed {seed}"
-        crashes += world.crashes
+        query = CheckpointedQuery(seed)
+        assert run_with_a_lagging_log(query) == set(query.written), f"seed {seed}"
+        assert query.queued() == 0, f"seed {seed}"
+        crashes += query.crashes
     assert crashes > 40
     lagging = [each for each in drivers if each._log.tracking is Tracking.ASYNCHRONOUS]
     assert len(lagging) > 40

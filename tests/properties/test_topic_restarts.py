@@ -19,7 +19,7 @@ from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.topic.topic import DRAIN_S, Topic
-from tests.properties.test_stream_restarts import Crash, World, run_with_a_lagging_log
+from tests.properties.test_stream_restarts import CheckpointedQuery, Crash, run_with_a_lagging_log
 
 PARTITIONS = 3
 
@@ -39,7 +39,7 @@ class Open:
     left: list[str] = field(default_factory=list)
 
 
-class TopicWorld(World):
+class CheckpointedTopicQuery(CheckpointedQuery):
     """The writers of a topic, and what is on record of a query that reads it."""
 
     OPTIONS = {}  # noqa: RUF012
@@ -47,7 +47,7 @@ class TopicWorld(World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.topic = Topic.create(
-            QueueConfig(store="/world"), PARTITIONS, store=self.store, runtime=self.runtime
+            QueueConfig(store="/store"), PARTITIONS, store=self.store, runtime=self.runtime
         )
         self.open: list[Open] = []
         self.ended = Counter[str]()
@@ -154,31 +154,31 @@ class TopicWorld(World):
         self.put(name, [value], message=build_uuid(producer, clock, flags))
 
     def _queue_of(self, name: str) -> Queue:
-        config = Topic.config_of(name, QueueConfig(store="/world"))
+        config = Topic.config_of(name, QueueConfig(store="/store"))
         return Queue(self.store, config, runtime=self.runtime, role="producer")
 
 
-def runs_of(seed: int) -> TopicWorld:
+def runs_of(seed: int) -> CheckpointedTopicQuery:
     """A query that was restarted some times while transactions were open, and then ran dry."""
-    world = TopicWorld(seed)
-    for _ in range(world.random.randint(1, 6)):
+    query = CheckpointedTopicQuery(seed)
+    for _ in range(query.random.randint(1, 6)):
         with contextlib.suppress(Crash):
-            world.run(world.random.randint(1, 8))
-    world.settle()
-    world.run(None)
-    return world
+            query.run(query.random.randint(1, 8))
+    query.settle()
+    query.run(None)
+    return query
 
 
 def test_what_is_committed_is_in_exactly_one_micro_batch_and_nothing_else_is() -> None:
     ended, crashes, left = Counter[str](), 0, 0
     for seed in range(60):
-        world = runs_of(seed)
-        read = [row for rows in world.output.values() for row in rows]
-        assert Counter(read) == Counter(world.written), f"seed {seed}"
-        assert world.queued() == 0, f"seed {seed}"
-        ended += world.ended
-        crashes += world.crashes
-        left += world.ended["drained"] - len(world.topic.read().draining)
+        query = runs_of(seed)
+        read = [row for rows in query.output.values() for row in rows]
+        assert Counter(read) == Counter(query.written), f"seed {seed}"
+        assert query.queued() == 0, f"seed {seed}"
+        ended += query.ended
+        crashes += query.crashes
+        left += query.ended["drained"] - len(query.topic.read().draining)
     assert min(ended.values()) > 20
     assert set(ended) == {"committed", "rolled back", "sent again", "drained", "expanded"}
     assert crashes > 50
@@ -187,6 +187,6 @@ def test_what_is_committed_is_in_exactly_one_micro_batch_and_nothing_else_is() -
 
 @pytest.mark.parametrize("seed", range(30))
 def test_with_a_lagging_log_no_committed_record_is_lost(seed: int) -> None:
-    world = TopicWorld(seed)
-    assert run_with_a_lagging_log(world) == set(world.written)
-    assert world.queued() == 0
+    query = CheckpointedTopicQuery(seed)
+    assert run_with_a_lagging_log(query) == set(query.written)
+    assert query.queued() == 0

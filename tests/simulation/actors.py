@@ -1,7 +1,7 @@
-"""What runs in the simulated processes: producers, consumers and the Spark sink's driver.
+"""Actors that run in simulated processes: producers, consumers, and the Spark sink's driver.
 
-An actor outlives its processes: what it remembers between them is what a real system would
-have stored elsewhere (the source's position, the sink's transaction).
+An actor outlives its processes. It remembers what a real system would have stored elsewhere, such
+as the position of the source or the transaction of the sink.
 """
 
 from __future__ import annotations
@@ -35,48 +35,48 @@ from opendata_buffer.producer.batching import WriteHandle
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Blob
-from tests.simulation.world import MANIFEST, PASSING, PREFIX, Node, World
+from tests.simulation.cluster import MANIFEST, PASSING, PREFIX, Cluster, Node
 from tests.support.model import Record
 
 T = TypeVar("T")
 
 FAILURES = (*PASSING, CommitStateUnknown, FlushFailed, QueueFull)
-"""What a producer may answer when storage fails for long."""
+"""Errors that a producer may raise while storage fails for a long time."""
 
 
 def payload(records: list[Record]) -> bytes:
-    """What the model expects a range of these records to say."""
+    """Return the metadata payload that the model expects for these records."""
     return f"{records[0].producer}:{records[0].number}+{len(records)}".encode()
 
 
-def produce(world: World, producer: Producer, records: list[Record]) -> WriteHandle:
-    """One call, with metadata or by one of the ways that take no lock."""
+def produce(cluster: Cluster, producer: Producer, records: list[Record]) -> WriteHandle:
+    """Produce records in one call: with metadata, or by a method that takes no lock."""
     entries = [record.encode() for record in records]
-    if world.chance(0.3):
+    if cluster.chance(0.3):
         return producer.produce(entries, metadata=payload(records))
-    world.model.produced_plain(records)
-    if len(entries) == 1 and world.chance(0.5):
+    cluster.model.produced_plain(records)
+    if len(entries) == 1 and cluster.chance(0.5):
         return producer.send(entries[0])
     return producer.produce(entries)
 
 
-def open_producer(world: World, node: Node, config: ProducerConfig) -> Producer:
-    return world.patiently(node, lambda: world.producer(node, config))
+def open_producer(cluster: Cluster, node: Node, config: ProducerConfig) -> Producer:
+    return cluster.patiently(node, lambda: cluster.producer(node, config))
 
 
-def end(world: World, name: str, flush: Callable[[], None]) -> None:
-    """Flush or close a producer, which may say that records were not written."""
+def end(cluster: Cluster, name: str, flush: Callable[[], None]) -> None:
+    """Flush or close a producer, and log an error about records that were not written."""
     try:
         flush()
     except FlushFailed as error:
-        world.log(f"{name}: {error}")
+        cluster.log(f"{name}: {error}")
 
 
 class Counting:
-    """Writes so many records, each of them once at most."""
+    """Writes ``count`` records, each at most once."""
 
-    def __init__(self, world: World, name: str, count: int) -> None:
-        self._world = world
+    def __init__(self, cluster: Cluster, name: str, count: int) -> None:
+        self._cluster = cluster
         self.name = name
         self._count = count
         self._next = 0
@@ -87,30 +87,30 @@ class Counting:
 
 
 class PlainProducer(Counting):
-    """Produces numbers without an identity, and never one of them twice."""
+    """Produces numbered records without transactions, and never repeats one."""
 
     def live(self, node: Node, config: ProducerConfig) -> None:
-        producer = open_producer(self._world, node, config)
+        producer = open_producer(self._cluster, node, config)
         while not self.done:
-            size = 1 + self._world.draw(3)
+            size = 1 + self._cluster.draw(3)
             records = [Record(self.name, self._next + n) for n in range(size)]
-            # Before the call: an answer that is never learned counts as produced.
+            # Counted before the call, because a record without an answer counts as produced.
             self._next += size
-            watch(self._world, produce(self._world, producer, records), records)
-            if self._world.chance(0.1):
-                end(self._world, self.name, producer.flush)
-            if self._world.chance(0.7):
-                self._world.work(node)
-        end(self._world, self.name, producer.close)
+            watch(self._cluster, produce(self._cluster, producer, records), records)
+            if self._cluster.chance(0.1):
+                end(self._cluster, self.name, producer.flush)
+            if self._cluster.chance(0.7):
+                self._cluster.work(node)
+        end(self._cluster, self.name, producer.close)
 
 
 class TransactionalProducer:
-    """Produces numbered transactions and repeats what it does not know to be durable."""
+    """Produces numbered transactions, and repeats those that it does not know to be durable."""
 
     SIZE = 2
 
-    def __init__(self, world: World, name: str, transactions: int) -> None:
-        self._world = world
+    def __init__(self, cluster: Cluster, name: str, transactions: int) -> None:
+        self._cluster = cluster
         self.name = name
         self._transactions = transactions
         self._confirmed = 0
@@ -122,15 +122,15 @@ class TransactionalProducer:
 
     @property
     def records(self) -> int:
-        """How many there are when all is done."""
+        """The number of records once all transactions are durable."""
         return self._transactions * self.SIZE
 
     def live(self, node: Node, config: ProducerConfig) -> None:
-        """One process's life: one producer after the other, until all is durable."""
+        """Run one process: it opens producers one after the other until everything is durable."""
         while not self.done:
-            producer = open_producer(self._world, node, config)
+            producer = open_producer(self._cluster, node, config)
             self._produce(node, producer)
-            end(self._world, self.name, producer.close)
+            end(self._cluster, self.name, producer.close)
 
     def _produce(self, node: Node, producer: Producer) -> None:
         for number in range(self._confirmed, self._transactions):
@@ -144,42 +144,42 @@ class TransactionalProducer:
                 )
             except FlushFailed:
                 return
-            watch(self._world, handle, records, lambda number=number: self._settled(number))
-            if self._world.chance(0.3):
+            watch(self._cluster, handle, records, lambda number=number: self._settled(number))
+            if self._cluster.chance(0.3):
                 try:
                     handle.result()
                 except FAILURES:
                     return
-            self._world.work(node)
+            self._cluster.work(node)
 
     def _settled(self, number: int) -> None:
         self._durable.add(number)
         while self._confirmed in self._durable:
             self._confirmed += 1
-        if any(each > self._confirmed for each in self._durable):
-            self._world.fail(f"{self.name}: {self._durable} durable without {self._confirmed}")
+        if any(number > self._confirmed for number in self._durable):
+            self._cluster.fail(f"{self.name}: {self._durable} durable without {self._confirmed}")
 
 
 class SinkDriver:
-    """The driver of a Spark query that writes: many uploads, one append per micro-batch.
+    """The driver of a Spark query that writes: many uploads and one append per micro-batch.
 
-    With ``slow_s`` each micro-batch lasts that many seconds.
+    With ``slow_s`` each micro-batch takes that many seconds.
     """
 
     SIZE = 2
 
     def __init__(
-        self, world: World, name: str, batches: int, *, most_uploads: int = 3, slow_s: float = 0
+        self, cluster: Cluster, name: str, batches: int, *, most_uploads: int = 3, slow_s: float = 0
     ) -> None:
-        self._world = world
+        self._cluster = cluster
         self.name = name
         self._batches = batches
         self._most_uploads = most_uploads
         self._slow_s = slow_s
         self.refused = 0
-        """Micro-batches that took too long."""
+        """Number of micro-batches that were refused because they took too long."""
         self.waited_s: list[float] = []
-        """How long each committed micro-batch took, by the true clock."""
+        """Seconds that each committed micro-batch took, by the true clock."""
         self._committed = 0
 
     @property
@@ -188,38 +188,38 @@ class SinkDriver:
 
     @property
     def records(self) -> int:
-        """How many there are when all is done; micro-batches differ in size."""
+        """The number of records once all micro-batches, which differ in size, are committed."""
         return self._first(self._batches)
 
     def _first(self, batch: int) -> int:
         return sum(self.SIZE * (1 + n % self._most_uploads) for n in range(batch))
 
     def live(self, node: Node, config: ProducerConfig) -> None:
-        """One process's life; a failed commit makes it start the query again."""
-        options = SinkOptions(queue=config, max_write_duration_ms=int(self._world.write_s * 1000))
+        """Run one process, which starts the query again after a failed commit."""
+        options = SinkOptions(queue=config, max_write_duration_ms=int(self._cluster.write_s * 1000))
         committer = QueueCommitter(node.store, options, node.runtime)
         while not self.done:
             try:
                 self._micro_batch(node, config, committer, self._committed)
             except FAILURES as error:
-                self._world.log(f"{self.name}: {error}")
+                self._cluster.log(f"{self.name}: {error}")
                 self.refused += "from its plan to its commit" in str(error)
                 committer = QueueCommitter(node.store, options, node.runtime)
-            self._world.work(node)
+            self._cluster.work(node)
 
     def _micro_batch(
         self, node: Node, config: ProducerConfig, committer: QueueCommitter, batch: int
     ) -> None:
         transaction = Transaction(self.name, batch)
-        # As the plan of a write does it, before the tasks upload.
-        options = SinkOptions(queue=config, grace_ms=self._world.grace_ms)
+        # The plan of a write does this before the tasks upload.
+        options = SinkOptions(queue=config, grace_ms=self._cluster.grace_ms)
         claim(options, node.store, node.runtime)
-        began, planned = self._world.simulation.now, Moment.now(node.runtime)
+        began, planned = self._cluster.simulation.now, Moment.now(node.runtime)
         records = [Record(self.name, n) for n in range(self._first(batch), self._first(batch + 1))]
         uploads = []
         for start in range(0, len(records), self.SIZE):
             part = records[start : start + self.SIZE]
-            name = later_ulid(node.runtime.ulid(), int(self._world.write_s * 1000))
+            name = later_ulid(node.runtime.ulid(), int(self._cluster.write_s * 1000))
             location = batch_key(PREFIX, name, transaction)
             data = encode_batch([record.encode() for record in part])
             node.store.put(location, data)
@@ -229,34 +229,35 @@ class SinkDriver:
             uploads.append(UploadedBatch(location, len(part), ranges))
         appended = committer.append(Group(planned, tuple(uploads), transaction))
         self._committed = batch + 1
-        self.waited_s.append(self._world.simulation.now - began)
+        self.waited_s.append(self._cluster.simulation.now - began)
         if appended:
             for n, upload in enumerate(uploads):
                 part = records[n * self.SIZE : (n + 1) * self.SIZE]
-                sequence = self._world.model.sequences[upload.location]
-                self._world.model.reported_durable(part, sequence, upload.location)
+                sequence = self._cluster.model.sequences[upload.location]
+                self._cluster.model.reported_durable(part, sequence, upload.location)
 
 
 class GoProducer(Counting):
     """OpenData's Go client: plain batches named ``<prefix>/<run ULID>/<16 hex digits>``.
 
-    All batches of a run carry its start as their time. Without an answer it appends the same
-    location again; after some attempts it leaves the batch. What took so long that the collector
-    may have been faster, it does not call durable.
+    The names of all batches of a run carry the time of its start. If an append gets no answer, the
+    client appends the same location again, and gives the batch up after some attempts. It does not
+    report a batch durable if the collector may have deleted it before the append.
     """
 
     def live(self, node: Node, config: ProducerConfig) -> None:
-        """One process's life: one run."""
-        # Its first upload without a manifest would keep this library's programs out (failure F51).
-        self._world.patiently(
+        """Run one process."""
+        # An upload before there is a manifest would make this library refuse the queue (failure
+        # F51).
+        self._cluster.patiently(
             node,
             lambda: claim_for_writing(
-                node.store, config, runtime=node.runtime, grace_ms=self._world.grace_ms
+                node.store, config, runtime=node.runtime, grace_ms=self._cluster.grace_ms
             ),
         )
         run = node.runtime.ulid()
-        model, number = self._world.model, 0
-        # Those of its names that end with the batch's number and not with ".batch".
+        model, number = self._cluster.model, 0
+        # Names of this client end with the batch's number, not with ".batch".
         model.may_repeat = lambda location: not location.endswith(".batch")
         while not self.done:
             record = Record(self.name, self._next)
@@ -266,8 +267,8 @@ class GoProducer(Counting):
             try:
                 self._append(node, config, location, record)
             except FAILURES as error:
-                self._world.log(f"{self.name}: {error}")
-            self._world.work(node)
+                self._cluster.log(f"{self.name}: {error}")
+            self._cluster.work(node)
 
     def _append(self, node: Node, config: ProducerConfig, location: str, record: Record) -> None:
         monotonic, wall = node.runtime.monotonic(), node.runtime.now_ms()
@@ -284,24 +285,25 @@ class GoProducer(Counting):
             after = manifest.append([NewEntry(location, ranges)]).raw
             if isinstance(node.store.put_if(MANIFEST, after, condition), outcomes.Applied):
                 break
-            self._world.work(node)
+            self._cluster.work(node)
         else:
             return
         took_ms = max((node.runtime.monotonic() - monotonic) * 1000, node.runtime.now_ms() - wall)
-        if took_ms < self._world.grace_s * 500:
-            sequence = self._world.model.sequences[location]
-            self._world.model.reported_durable([record], sequence, location)
+        if took_ms < self._cluster.grace_s * 500:
+            sequence = self._cluster.model.sequences[location]
+            self._cluster.model.reported_durable([record], sequence, location)
 
 
 class Reader:
-    """One life of a consumer that writes batches and its position in one transaction.
+    """One process of a consumer that writes batches and its position in one transaction.
 
-    It starts where the sink is, and ends when it was fenced or overtaken.
+    It starts at the position of its sink, and ends when it is fenced or another process has written
+    to the sink.
     """
 
-    def __init__(self, world: World, node: Node) -> None:
-        self._world = world
-        self._model = world.model
+    def __init__(self, cluster: Cluster, node: Node) -> None:
+        self._cluster = cluster
+        self._model = cluster.model
         self._node = node
         self._position = self._model.sink.position
         self._filter = TransactionFilter(PREFIX)
@@ -310,8 +312,10 @@ class Reader:
         self._idle_s = 0.05
 
     def live(self, config: ConsumerConfig, *, hangs: bool = False) -> None:
-        """From the claim of the queue to the fence; one that ``hangs`` reads nothing, and only
-        its collector goes on."""
+        """Read from the claim of the queue until another consumer fences it.
+
+        A consumer that ``hangs`` reads nothing; only its collector keeps running.
+        """
         try:
             consumer = self._until_done(
                 lambda: Consumer(
@@ -320,19 +324,19 @@ class Reader:
             )
         except DataLoss as error:
             if self._model.sink.position == self._position:
-                self._world.fail(error)
+                self._cluster.fail(error)
             return
         if hangs:
             self._node.runtime.sleep(1e6)
         try:
-            read = self._serial if self._world.chance(0.5) else self._read_ahead
+            read = self._serial if self._cluster.chance(0.5) else self._read_ahead
             read(consumer)
         except Fenced as error:
-            self._world.log(f"{self._node.name}: {error}")
+            self._cluster.log(f"{self._node.name}: {error}")
         try:
             consumer.close()
         except (Fenced, *PASSING) as error:
-            self._world.log(f"{self._node.name}: closed without acknowledging: {error}")
+            self._cluster.log(f"{self._node.name}: closed without acknowledging: {error}")
 
     def _serial(self, consumer: Consumer) -> None:
         while True:
@@ -362,14 +366,14 @@ class Reader:
                     consumer.ack_through(self._position)
                     acked = self._position
                 if not pending:
-                    pending = consumer.next_descriptors(1 + self._world.draw(8))
+                    pending = consumer.next_descriptors(1 + self._cluster.draw(8))
                 if not pending:
                     self._idle()
                     continue
                 batches = fetch_many(
                     handle.fetch,
                     list(pending),
-                    concurrency=1 + self._world.draw(4),
+                    concurrency=1 + self._cluster.draw(4),
                     max_in_flight_bytes=1_000_000,
                     runtime=self._node.runtime,
                 )
@@ -386,27 +390,27 @@ class Reader:
                 pending.pop(0)
 
     def _until_done(self, call: Callable[[], T]) -> T:
-        return self._world.patiently(self._node, call)
+        return self._cluster.patiently(self._node, call)
 
     def _idle(self) -> None:
         self._node.runtime.sleep(self._idle_s)
-        self._idle_s = min(60 if self._world.calm else 5, self._idle_s * 1.5)
+        self._idle_s = min(60 if self._cluster.calm else 5, self._idle_s * 1.5)
 
     def _deliver(self, batch: ConsumedBatch) -> bool:
         self._idle_s = 0.05
         passed_by = range((self._position or 0) + 1, batch.sequence)
         if self._position is not None and not self._model.repeats.keys() >= {*passed_by}:
-            self._world.fail(f"{self._node.name}: {batch.sequence} follows {self._position}")
+            self._cluster.fail(f"{self._node.name}: {batch.sequence} follows {self._position}")
         records = self._model.check_batch(
             batch.sequence, batch.location, batch.entries, batch.metadata
         )
-        # Time passes between reading and writing: a zombie writes late.
-        self._node.runtime.sleep(self._world.uniform(0, 0.05))
+        # Time passes between reading and writing, so a zombie writes late.
+        self._node.runtime.sleep(self._cluster.uniform(0, 0.05))
         passed = self._filter.offer(batch.sequence, batch.location)
         return self._write(batch.sequence, records if passed else [])
 
     def _skip(self, consumer: Consumer, error: PoisonBatch) -> bool:
-        """Pass by a batch nobody promised; its repeat, if one comes, must get through."""
+        """Skip a batch that was not reported durable. A repeat of it must still be delivered."""
         self._model.poison(error.sequence, error.location)
         self._until_done(lambda: consumer.skip(error.sequence))
         self._filter.skip(error.sequence, error.location)
@@ -415,22 +419,22 @@ class Reader:
     def _write(self, sequence: int, records: list[Record]) -> bool:
         state = self._filter.to_dict()
         if not self._model.write_sink(self._position, sequence, records, state):
-            self._world.log(f"{self._node.name}: overtaken at {sequence}")
+            self._cluster.log(f"{self._node.name}: overtaken at {sequence}")
             return False
-        self._world.log(f"{self._node.name}: wrote batch {sequence}, {len(records)} records")
+        self._cluster.log(f"{self._node.name}: wrote batch {sequence}, {len(records)} records")
         self._position = sequence
         return True
 
 
 def watch(
-    world: World,
+    cluster: Cluster,
     handle: WriteHandle,
     records: list[Record],
     settled: Callable[[], None] = lambda: None,
 ) -> None:
-    """Tell the model as soon as the handle says that the records are durable.
+    """Tell the model as soon as the handle reports the records durable.
 
-    A failure must be one of those that storage may cause.
+    Fail the simulation on an error that storage cannot cause.
     """
 
     def done(_: object) -> None:
@@ -438,52 +442,52 @@ def watch(
             durable = handle.result()
         except OpenDataBufferError as error:
             if not isinstance(error, FAILURES):
-                world.fail(f"{records[0]} failed with {error!r}")
+                cluster.fail(f"{records[0]} failed with {error!r}")
             return
-        world.model.reported_durable(records, durable.sequence, durable.location)
+        cluster.model.reported_durable(records, durable.sequence, durable.location)
         settled()
 
     handle.add_done_callback(done)
 
 
-def collect_garbage(world: World, node: Node) -> None:
-    """An operator's cron job beside the consumer's collector; it belongs to no epoch."""
-    collector = GarbageCollector(node.store, world.consumer_config(), runtime=node.runtime)
+def collect_garbage(cluster: Cluster, node: Node) -> None:
+    """Run the collector as an operator's cron job, which belongs to no epoch."""
+    collector = GarbageCollector(node.store, cluster.consumer_config(), runtime=node.runtime)
     while True:
         try:
             collector.run_once()
         except StorageError as error:
-            world.log(f"{node.name}: {error}")
-        node.runtime.sleep(world.uniform(5, 60))
+            cluster.log(f"{node.name}: {error}")
+        node.runtime.sleep(cluster.uniform(5, 60))
 
 
 Actor = PlainProducer | TransactionalProducer | SinkDriver | GoProducer
 
 
-def run_readers(world: World) -> None:
-    """Keep one consumer alive, and now and then a second one beside it."""
-    world.supervise(
+def run_readers(cluster: Cluster) -> None:
+    """Keep one consumer alive, and start a second one next to it now and then."""
+    cluster.supervise(
         "reader",
-        lambda node: Reader(world, node).live(world.consumer_config()),
+        lambda node: Reader(cluster, node).live(cluster.consumer_config()),
         lambda: False,
         zombies=True,
     )
 
 
-def run_services(world: World, actors: list[Actor], *, zombies: bool = False) -> None:
-    """Run the producers, some of them together in one process, until all are done.
+def run_services(cluster: Cluster, actors: list[Actor], *, zombies: bool = False) -> None:
+    """Run the producers until all are done, some of them together in one process.
 
-    With ``zombies`` a process may be replaced while it still runs.
+    With ``zombies``, a process may be replaced while it still runs.
     """
     processes: list[list[Actor]] = [[]]
     for actor in actors:
-        if processes[-1] and world.chance(0.6):
+        if processes[-1] and cluster.chance(0.6):
             processes.append([])
         processes[-1].append(actor)
     supervisors = [
-        world.supervise(
+        cluster.supervise(
             f"service{n}",
-            lambda node, together=together: _serve(world, together, node),
+            lambda node, together=together: _serve(cluster, together, node),
             lambda together=together: all(actor.done for actor in together),
             zombies=zombies,
         )
@@ -493,9 +497,9 @@ def run_services(world: World, actors: list[Actor], *, zombies: bool = False) ->
         supervisor.join()
 
 
-def _serve(world: World, actors: list[Actor], node: Node) -> None:
-    """A process whose producers share one committer."""
-    config = world.producer_config()
+def _serve(cluster: Cluster, actors: list[Actor], node: Node) -> None:
+    """Run one process whose producers share one committer."""
+    config = cluster.producer_config()
     tasks = [
         node.runtime.spawn(lambda actor=actor: actor.live(node, config), actor.name)
         for actor in actors

@@ -1,9 +1,11 @@
-"""Which seeds run, and how to run one again.
+"""Choose the seeds that a simulation runs.
 
-``OPENDATA_BUFFER_SEEDS=5000`` runs the seeds below 5,000, ``=5000-9000`` those from 5,000 on;
-``OPENDATA_BUFFER_SEED=123`` runs that one. The default is 24 for the delivery scenario, and a
-share of that for each of the others (``SHARE`` of its module, or ``pytest.mark.seeds``, which may
-say how many, too): what takes two minutes. ``./run test --nightly`` runs 2,000.
+* ``OPENDATA_BUFFER_SEEDS=5000`` runs the seeds below 5,000, and ``=5000-9000`` those from there.
+* ``OPENDATA_BUFFER_SEED=123`` runs one seed again.
+* By default the delivery scenario runs 24 seeds. Each other scenario runs a share of them:
+  ``SHARE`` of its module, or the argument of ``pytest.mark.seeds``, which can also set the default
+  number. Together they take two minutes.
+* ``./run test --nightly`` runs 2,000.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ DEFAULT = 24
 
 
 def seeds(share: float, default: int | None = None) -> range:
-    """The seeds of a scenario that takes this share of them, or so many where none are named."""
+    """Return the seeds of a scenario: its share of them, or ``default`` if no variable is set."""
     if one := os.environ.get(SEED):
         return range(int(one), int(one) + 1)
     named = os.environ.get(SEEDS)
@@ -40,7 +42,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """A run's own history tells it; a log of thousands of faults is formatted for nobody."""
+    """Disable logging: the simulation's history replaces the log, and formatting takes time."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -42,11 +42,12 @@ def table() -> str:
         "Each pair of features, also a feature with itself, is either simulated or refused:",
         "",
         "* **S**: `test_combinations.py::test_a_pair_of_features_keeps_every_promise` plays one "
-        "history of the pair by day, with crashes, pauses, lost answers, and takeovers, and "
+        "history of the pair, with crashes, pauses, lost answers, and takeovers, and "
         "judges it by one model of the whole deployment ([oracle.py](oracle.py)). "
         "`OPENDATA_BUFFER_SEEDS=2000` plays ten, and all triples.",
         "* **R1** and so on: the code refuses the pair, for the reason below. "
-        "`test_combinations.py::test_a_pair_that_excludes_each_other_is_refused_with_a_reason` "
+        "`test_combinations.py::"
+        "test_a_pair_of_features_that_exclude_each_other_is_refused_with_a_reason` "
         "tries it.",
         "* **=**: a deployment has one store, with one queue or one topic in it, so two of these "
         "are the same as one. Two queues in a store share no object: a prefix inside another's is "
@@ -108,7 +109,7 @@ def count(seeds: int) -> str:
     lines = [
         COUNTED,
         "",
-        "After each history everybody stops, the grace period passes, and the collector runs. "
+        "After each history all programs stop, the grace period passes, and the collector runs. "
         f"Counted over {histories:,} histories, {seeds} of each pair, which took "
         f"{took_s:.0f} s of one processor:",
         "",

@@ -333,10 +333,10 @@ class Deployment(SeededChoices):
         if self.wrong_clocks and not self.calm and self.chance(0.5):
             skew_ms = self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS
         runtime = self.simulation.process(name, clock_skew_ms=skew_ms)
-        way = NodeStore(self, name)
-        store = HarshStore(way, runtime, self.plan, seed=self.draw(2**32))
+        inner = NodeStore(self, name)
+        store = HarshStore(inner, runtime, self.plan, seed=self.draw(2**32))
         node = Node(name, runtime, store)
-        way.node = node
+        inner.node = node
         self.nodes.append(node)
         return node
 

@@ -310,7 +310,8 @@ def _fsck_repair(deployment: Deployment, partition: str, *, expects: bool) -> No
 
     def check(node: Node) -> list[str]:
         return [
-            str(each) for each in check_queue(deployment.target(node).queue(partition)).problems
+            str(problem)
+            for problem in check_queue(deployment.target(node).queue(partition)).problems
         ]
 
     problems = deployment.operate(check, crashes=False)
@@ -509,7 +510,7 @@ def _restore_sidecars(deployment: Deployment) -> bool:
             prefix = config.data_path_prefix
             keys += [f"{prefix}/_claims.json", f"{prefix}/_gc.json", owner_key(prefix)]
             keys += [f"{prefix}/_consumer.json", f"{prefix}/_acknowledged.json"]
-            keys += [each.key for each in deployment.memory.list(readers_folder(config)).objects]
+            keys += [info.key for info in deployment.memory.list(readers_folder(config)).objects]
         keys += [
             info.key
             for info in deployment.memory.list("").objects
@@ -528,17 +529,17 @@ def _restore_sidecars(deployment: Deployment) -> bool:
 # ---- other clients
 
 
-def _v1_thief(deployment: Deployment) -> bool:
+def _v1_consumer(deployment: Deployment) -> bool:
     """Let a v1 consumer remove entries of a log, and its collector delete objects.
 
     One reader is down for longer than the grace period, so it still needs the deleted objects.
     """
     names = deployment.names()
     partition = names[deployment.draw(len(names))]
-    node = deployment.node("v1-thief")
+    node = deployment.node("v1-rogue")
     done = {"taken": 0, "deleted": 0}
 
-    def steal() -> None:
+    def take() -> None:
         client = V1Client(deployment, node, partition)
         with suppress(*TROUBLE):
             client.claim()
@@ -553,7 +554,7 @@ def _v1_thief(deployment: Deployment) -> bool:
 
     with deployment.without(deployment.programs[-1].program):
         deployment.director.sleep(1.5 * GRACE_S)
-        node.runtime.spawn(steal, "main").join()
+        node.runtime.spawn(take, "main").join()
         if done["deleted"]:
             _notices(deployment, partition)
     deployment.happened["deleted by a v1 collector"] += done["deleted"]
@@ -776,7 +777,7 @@ def build(deployment: Deployment, names: Sequence[str]) -> None:
         if make is not None:
             writers += [make(deployment, number) for number in range(counts[name])]
     if "v1 consumers" in whole and deployment.is_log:
-        deployment.script += [("v1 consumers", partial(_v1_thief, deployment))] * counts[
+        deployment.script += [("v1 consumers", partial(_v1_consumer, deployment))] * counts[
             "v1 consumers"
         ]
     for name in whole:

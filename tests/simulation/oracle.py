@@ -145,7 +145,7 @@ class Oracle:
         for record in self.batches.get(key, ()):
             if record not in self.acknowledged or not self._is_in(record, key):
                 continue
-            if "v1-thief" in process:  # a v1 client does not know logs, so it may delete this
+            if "v1-rogue" in process:  # a v1 client does not know logs, so it may delete this
                 self.may_lose([record])
                 continue
             age_s = self._now() - self._written_at[key]

@@ -1,9 +1,10 @@
-"""A simulated topic with publishers and queries that are killed or frozen, readers and operators.
+"""A simulated topic with publishers, queries, readers, and operators; processes crash and freeze.
 
-Each transaction has a number, which is part of its records. The outcome that its publisher returned
-is noted at once, so at the end every transaction is checked: a committed one is there whole and
-once, one that was rolled back is not there, and an unknown one is one of both. Queries repeat their
-micro-batches until they are committed, with Spark's sink, so all of those are there once.
+Each transaction has a number, which its records contain. The outcome that its publisher returned is
+noted at once, and every transaction is checked at the end: the records of a committed transaction
+were delivered exactly once, those of a rolled-back one were not delivered, and an unknown one is
+either of the two. Queries repeat their micro-batches, with Spark's sink, until they are committed,
+so all rows of a query are delivered once.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ CONFIG = ProducerConfig(
 TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed, Drained)
 QUERIES = ("one", "two")
 BATCHES = 5
-"""Of each query."""
+"""Micro-batches that each query writes."""
 
 
 def faults(rng: Random) -> HarshPlan:
-    """Storage at its worst: a seed's own share of everything that can go wrong, and slow."""
+    """Draw the faults of a slow store: how often each kind of request fails."""
     return HarshPlan(
         cas_lost_after=rng.uniform(0, 0.2),
         cas_lost_before=rng.uniform(0, 0.2),
@@ -84,23 +85,26 @@ def faults(rng: Random) -> HarshPlan:
     )
 
 
-def until_all_happened(missing: set[str], play: Callable[[int], Counter[str]]) -> None:
-    """Any change of the program shifts what a seed does: they are tried until all has happened."""
-    deeds = Counter[str]()
+def assert_all_happen(expected: set[str], play: Callable[[int], Counter[str]]) -> None:
+    """Fail unless all expected events happen in the histories of the first 60 seeds.
+
+    Which seed leads to which event changes with the code, so this tries one seed after the other.
+    """
+    happened = Counter[str]()
     for seed in range(60):
-        deeds += play(seed)
-        if missing <= deeds.keys():
+        happened += play(seed)
+        if expected <= happened.keys():
             return
-    raise AssertionError(deeds)
+    raise AssertionError(f"{expected - happened.keys()} never happened: {happened}")
 
 
 def rows_of(batch: int) -> int:
-    """Of a query's micro-batch; the same in every attempt."""
+    """Return the number of rows of a micro-batch, which is the same in every attempt."""
     return 1 + batch * 2 % 7
 
 
 class Small(ReadCommitted):
-    """Keeps so few undecided messages that most transactions are read again."""
+    """A filter that keeps few undecided messages, so it reads most transactions again."""
 
     buffer = 2
 
@@ -110,23 +114,23 @@ class Written:
     """One transaction."""
 
     records: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    """By partition, in order."""
+    """Records in order, by partition."""
     fate: str | None = None
-    """The outcome that its publisher returned; None before."""
+    """The outcome that its publisher returned, or None before it returned one."""
 
 
 @dataclass(slots=True)
 class Single:
-    """What was published outside of a transaction, by one publisher to one partition."""
+    """The messages that one publisher sent to one partition outside of a transaction."""
 
     records: list[bytes] = field(default_factory=list)
-    """In order, each a message of its own."""
+    """Records in order, one for each message."""
     durable: set[bytes] = field(default_factory=set)
-    """Those whose handles were durable."""
+    """Records whose handles reported them durable."""
 
 
 class Processes(SeededChoices):
-    """Processes around one store; every choice comes from the seed."""
+    """Processes that share one store. Every choice comes from the seed."""
 
     def __init__(self, seed: int) -> None:
         self.simulation = Simulation(seed)
@@ -137,7 +141,7 @@ class Processes(SeededChoices):
         self.nodes: list[HarshStore] = []
 
     def kill_at_write(self, process: SimRuntime, number: int | None) -> None:
-        """Kill a process at its write of this number, from 0 on; ``writes`` counts them."""
+        """Kill a process at a write, counted from 0; None only counts them in ``writes``."""
 
         def at_access(writer: SimRuntime, operation: str) -> None:
             if writer is process and operation in ("put", "put_if"):
@@ -152,15 +156,15 @@ class Processes(SeededChoices):
         self.on_access(process, operation)
 
     def node(self, name: str) -> tuple[SimRuntime, HarshStore]:
-        """A new process and its way to the store."""
+        """Start a process. Return it and its connection to the store."""
         process = self.simulation.process(f"{name}#{len(self.nodes)}")
-        way: Any = Way(self, process)
-        store = HarshStore(way, process, self.plan, seed=self.draw(2**32))
+        inner: Any = NodeStore(self, process)
+        store = HarshStore(inner, process, self.plan, seed=self.draw(2**32))
         self.nodes.append(store)
         return process, store
 
     def patiently(self, process: SimRuntime, call: Callable[[], T]) -> T:
-        """Try again while storage does not answer."""
+        """Repeat a call until storage answers."""
         while True:
             try:
                 return call()
@@ -169,66 +173,66 @@ class Processes(SeededChoices):
                 process.sleep(1)
 
 
-class Way:
-    """One process's way to the shared store: it may be killed before and after each access."""
+class NodeStore:
+    """The shared store as one process sees it, which may be killed before and after each access."""
 
     def __init__(
-        self, world: Processes, process: SimRuntime, store: MemoryStore | None = None
+        self, cluster: Processes, process: SimRuntime, store: MemoryStore | None = None
     ) -> None:
-        self._world = world
+        self._cluster = cluster
         self._process = process
-        self._store = store or world.memory
+        self._store = store or cluster.memory
         self.url = URL
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         def access(*arguments: Any, **options: Any) -> Any:
-            self._world.at_access(self._process, operation)
+            self._cluster.at_access(self._process, operation)
             answer = getattr(self._store, operation)(*arguments, **options)
-            self._world.at_access(self._process, operation)
+            self._cluster.at_access(self._process, operation)
             return answer
 
         return access
 
 
-class PublishingWorld(Processes):
-    """A topic, its publishers and readers."""
+class PublishingCluster(Processes):
+    """A topic with its publishers and readers."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.director = self.simulation.process("director")
         self.transactions: list[Written] = []
         self.saved: dict[str, list[str]] = defaultdict(list)
-        """Intents that publishers without a name have saved, by writer."""
+        """Intents that unnamed publishers have saved, by writer."""
         self.delivered: dict[str, list[bytes]] = defaultdict(list)
         self.attempts: dict[Transaction, set[bytes]] = defaultdict(set)
         """The producers whose batches of a transaction were delivered."""
         self.singles: dict[tuple[str, str], Single] = defaultdict(Single)
         self.committed = dict.fromkeys(QUERIES, 0)
-        """Per query, the batch that Spark's checkpoint says is next."""
-        self.deeds: Counter[str] = Counter()
+        """The next micro-batch according to Spark's checkpoint, by query."""
+        self.happened: Counter[str] = Counter()
 
     def create(self, partitions: int = 4) -> Topic:
         config = QueueConfig(store=URL)
         return Topic.create(config, partitions, store=self.memory, runtime=self.director)
 
     def manifests(self) -> dict[str, Manifest]:
-        """Of all partitions that were ever written."""
-        keys = [each.key for each in self.memory.list("p-").objects]
+        """Return the manifests of all partitions that were ever written, by name."""
+        keys = [info.key for info in self.memory.list("p-").objects]
         got: dict[str, Any] = {key: self.memory.get(key) for key in keys if "/manifest" in key}
-        return {key.split("/")[0]: Manifest.parse(each.data) for key, each in got.items()}
+        return {key.split("/")[0]: Manifest.parse(blob.data) for key, blob in got.items()}
 
     def change(self, topic: Topic) -> None:
-        """An operator adds partitions, or takes one away, in haste now and then."""
-        deed = self.draw(4)
+        """Let an operator add a partition, drain one, or remove the drained ones without delay."""
+        change = self.draw(4)
         active = topic.read().active
-        if deed == 0 and len(active) < 7:
+        if change == 0 and len(active) < 7:
             topic.expand(len(active) + 1)
-            self.deeds["expanded"] += 1
-        elif deed == 1 and len(active) > 1:
+            self.happened["expanded"] += 1
+        elif change == 1 and len(active) > 1:
             topic.drain(active[self.draw(len(active))])
-            self.deeds["drained"] += 1
-        elif deed == 2:
-            self.deeds["left"] += len(topic.remove_drained(0))
+            self.happened["drained"] += 1
+        elif change == 2:
+            self.happened["left"] += len(topic.remove_drained(0))
 
     # Publishers.
 
@@ -254,7 +258,7 @@ class PublishingWorld(Processes):
         roll_back: bool,
         parts: Sequence[str] = (),
     ) -> None:
-        """One transaction, over the partitions given or any, of one record for each."""
+        """Publish one transaction: one record for each of ``parts``, or for random partitions."""
         number = len(self.transactions)
         written = Written()
         self.transactions.append(written)
@@ -263,9 +267,9 @@ class PublishingWorld(Processes):
             written.records[name].append(record)
             try:
                 publisher.publish_uncommitted([record], partition=name)
-            except InvalidInput as error:  # it drains by now
+            except InvalidInput as error:  # the partition drains by now
                 self.simulation.log(f"{process.name}: {error}")
-                self.deeds["refused"] += 1
+                self.happened["refused"] += 1
                 written.records[name].remove(record)
                 continue
             if self.chance(0.3):
@@ -279,12 +283,12 @@ class PublishingWorld(Processes):
         intents = publisher.build_ack_intents()
         if intents.txn is None:
             self.saved[writer].append(intents.to_json())
-            written.fate = "committed"  # the caller has them, and applies them until it is done
+            written.fate = "committed"  # the caller applies the saved intents until this succeeds
         publisher.apply(intents)
         written.fate = "committed"
 
     def publish_single(self, publisher: Publisher, process: SimRuntime, name: str) -> None:
-        """One message beside the transaction; half of the time without waiting for it."""
+        """Publish one message outside of the transaction; wait for half of these messages."""
         single = self.singles[process.name, name]
         record = b"%s/%s:%d" % (process.name.encode(), name.encode(), len(single.records))
         single.records.append(record)
@@ -303,7 +307,7 @@ class PublishingWorld(Processes):
         return [active[self.draw(len(active))] for _ in range(1 + self.draw(6))]
 
     def run_publisher(self, process: SimRuntime, store: Any, name: str | None, writer: str) -> None:
-        """The life of one publisher process; it ends by a kill, by being fenced, or well."""
+        """Run one publisher process until it is killed or fenced, or has published enough."""
         try:
             publisher = self.open_publisher(process, store, name)
             for intents in map(AckIntents.from_json, self.saved[writer]):
@@ -311,15 +315,15 @@ class PublishingWorld(Processes):
             for _ in range(3):
                 self.publish(publisher, process, writer, roll_back=self.chance(0.2))
             publisher.close(30.0)
-        except TROUBLE as error:  # as a service that starts anew
+        except TROUBLE as error:  # as a service that is restarted
             self.simulation.log(f"{process.name}: {error}")
         except (Superseded, Closed) as error:
-            self.deeds[type(error).__name__] += 1
+            self.happened[type(error).__name__] += 1
 
     # Queries.
 
     def run_query(self, process: SimRuntime, store: Any, app: str) -> None:
-        """The life of one driver, from where the checkpoint is; it does not know of others."""
+        """Run one driver from its checkpoint. It does not know whether other drivers run."""
         config = QueueConfig(store=URL).with_timeout(2_000 + self.draw(20_000))
         committer = TopicCommitter(store, SinkOptions(queue=config), process)
         batch = self.committed[app]
@@ -328,14 +332,14 @@ class PublishingWorld(Processes):
                 committer.append(self._micro_batch(app, batch, process, store))
                 batch += 1
                 self.committed[app] = max(batch, self.committed[app])
-            # One without rows ends what runs that were given up have left.
+            # A micro-batch without rows ends the transactions that earlier runs have left.
             committer.append(self._micro_batch(app, batch, process, store))
         except (*TROUBLE, Superseded) as error:
             self.simulation.log(f"{process.name}: {error!r:.150}")
-            self.deeds[f"query: {type(error).__name__}"] += 1
+            self.happened[f"query: {type(error).__name__}"] += 1
 
     def _micro_batch(self, app: str, batch: int, process: SimRuntime, store: Any) -> Group:
-        """A micro-batch has the same rows in every attempt; where they go may differ."""
+        """Upload a micro-batch: the same rows in every attempt, but maybe to other partitions."""
         topic = Topic.open(QueueConfig(store=URL), store=store, runtime=process)
         write = TopicWrite.planned(topic.description, process)
         txn, planned, uploads = Transaction(app, batch), Moment.now(process), []
@@ -352,7 +356,7 @@ class PublishingWorld(Processes):
     # Readers.
 
     def read(self, process: SimRuntime, store: Any, name: str, until: Callable[[], bool]) -> None:
-        """Reads a partition; its state and what it delivered are one, as in a target system."""
+        """Read a partition. State and delivered records change together, as in a database."""
         config = Topic.config_of(name, QueueConfig(store=URL))
         queue = Queue(store, config, runtime=process, role="consumer")
         state: dict[str, Any] | None = None
@@ -368,7 +372,7 @@ class PublishingWorld(Processes):
                     return
                 rule = ReadCommitted(name) if state is None else Small.from_dict(state, name)
                 found = self._deliver(manifest, rule, name, begin)
-                # From here on it is as committed by Spark.
+                # From here on, Spark has committed it.
                 begin, state = manifest.next_sequence, rule.to_dict()
                 self.delivered[name] += found
                 floor = rule.stable_end(begin)
@@ -386,19 +390,21 @@ class PublishingWorld(Processes):
 
         def replay(start: int, end: int) -> Sequence[tuple[int, str]]:
             if start < first:
-                self.simulation.fail(f"{name}: {start} is asked for again, {first} is the first")
+                self.simulation.fail(
+                    f"{name}: {start} is read again, but the queue starts at {first}"
+                )
             return list(enumerate(locations, first))[start - first : end - first]
 
         if begin < first:
-            self.simulation.fail(f"{name}: {begin} was never read, {first} is the first")
+            self.simulation.fail(f"{name}: {begin} was never read, but the queue starts at {first}")
         found: list[bytes] = []
         for sequence, location in enumerate(locations, first):
             if sequence < begin:
                 continue
-            for each in rule.offer(sequence, location, replay):
-                blob: Any = self.memory.get(locations[each - first])
+            for offered in rule.offer(sequence, location, replay):
+                blob: Any = self.memory.get(locations[offered - first])
                 found += decode_batch(blob.data)
-                self._note_attempt(locations[each - first], name)
+                self._note_attempt(locations[offered - first], name)
         return found
 
     def _note_attempt(self, location: str, name: str) -> None:
@@ -412,34 +418,42 @@ class PublishingWorld(Processes):
     # The operator.
 
     def end_some(self, process: SimRuntime, store: Any, *, everything: bool) -> None:
-        """End undecided transactions; those without a name only where no intents were saved."""
+        """Abort undecided transactions, but none whose intents were saved.
+
+        Args:
+            process: The operator's process.
+            store: Its connection to the store.
+            everything: Also abort transactions of unnamed publishers.
+        """
         saved = {
-            AckIntents.from_json(each).producer.hex() for of in self.saved.values() for each in of
+            AckIntents.from_json(intents).producer.hex()
+            for of in self.saved.values()
+            for intents in of
         }
 
         def abort_all() -> None:
             config = QueueConfig(store=URL)
             topic = Topic.open(config, store=store, runtime=process)
             scope = Target(store, config, process, topic)
-            for each in list_open(scope):
-                if each.producer in saved or (each.app is None and not everything):
+            for transaction in list_open(scope):
+                if transaction.producer in saved or (transaction.app is None and not everything):
                     continue
-                with suppress(InvalidInput, Superseded):  # it has ended meanwhile
-                    abort(scope, each.producer, force=True)
-                    self.deeds["aborted"] += 1
+                with suppress(InvalidInput, Superseded):  # it has ended in the meantime
+                    abort(scope, transaction.producer, force=True)
+                    self.happened["aborted"] += 1
 
         self.patiently(process, abort_all)
 
-    # The count.
+    # Checks.
 
     def check_empty(self) -> None:
-        """What is decided has left all queues."""
+        """Check that all queues are empty, because every transaction was decided."""
         for name, manifest in self.manifests().items():
             if manifest.entry_count:
-                self.simulation.fail(f"{name} is not empty: something was never decided")
+                self.simulation.fail(f"{name} is not empty: a transaction was never decided")
 
     def check(self) -> None:
-        """Nothing is there twice; transactions are there whole or not at all; batches are there."""
+        """Check that nothing was delivered twice and that transactions are atomic and complete."""
         counts = Counter(chain(*self.delivered.values()))
         if twice := [record for record, count in counts.items() if count > 1]:
             self.simulation.fail(f"delivered more than once: {twice[:5]}")
@@ -447,27 +461,29 @@ class PublishingWorld(Processes):
             for batch in range(committed):
                 rows = [b"%s/%d/%d" % (app.encode(), batch, n) for n in range(rows_of(batch))]
                 if missing := [row for row in rows if row not in counts]:
-                    self.simulation.fail(f"committed and never delivered: {missing}")
+                    self.simulation.fail(f"committed but never delivered: {missing}")
         for number, written in enumerate(self.transactions):
             there = []
             for name, records in written.records.items():
                 if not records:
                     continue  # refused
                 own = b"%d " % number
-                found = [each for each in self.delivered[name] if each.startswith(own)]
+                found = [record for record in self.delivered[name] if record.startswith(own)]
                 if found not in ([], records):
                     self.simulation.fail(f"transaction {number} in {name}: {found}, not {records}")
                 there.append(bool(found))
             if len(set(there)) > 1:
-                self.simulation.fail(f"transaction {number} is there by half: {there}")
+                self.simulation.fail(f"transaction {number} was delivered in part: {there}")
             wanted = {"committed": [True], "rolled back": [False]}.get(written.fate or "")
             if wanted is not None and sorted(set(there)) != wanted:
                 self.simulation.fail(f"transaction {number} was {written.fate}: {there}")
 
         for (writer, name), single in self.singles.items():
             own = f"{writer}/{name}:".encode()
-            found = [each for each in self.delivered[name] if each.startswith(own)]
-            if found != [each for each in single.records if each in found]:
-                self.simulation.fail(f"{writer} has in {name}: {found}, of {single.records}")
+            found = [record for record in self.delivered[name] if record.startswith(own)]
+            if found != [record for record in single.records if record in found]:
+                self.simulation.fail(f"{name} delivered {found} of {writer}'s {single.records}")
             if lost := single.durable.difference(found):
-                self.simulation.fail(f"{writer} has not in {name}, and it was durable: {lost}")
+                self.simulation.fail(
+                    f"{name} never delivered {lost} of {writer}, which was durable"
+                )

@@ -1,4 +1,4 @@
-"""Running a scenario with a seed, and saying how to run it again."""
+"""Run a scenario with a seed. A failure prints the command that repeats it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.world import World
+from tests.simulation.cluster import Cluster
 from tests.support.simulation import Simulation, SimulationFailed
 
 SHOWN = 80
 
 
 def run(simulation: Simulation, main: Callable[[], None]) -> None:
-    """Run it; a failure shows the end of the history and the command that repeats it."""
+    """Run a simulation. A failure shows the end of its history and the command that repeats it."""
     try:
         simulation.run(main)
     except SimulationFailed as error:
@@ -27,15 +27,18 @@ def run(simulation: Simulation, main: Callable[[], None]) -> None:
     pytest.fail(f"{failure}\n\n{history}\n\n{again}", pytrace=False)
 
 
-def simulate(seed: int, scenario: Callable[[World], None]) -> World:
-    """Run a scenario of one queue."""
-    world = World(seed)
-    run(world.simulation, lambda: scenario(world))
-    return world
+def simulate(seed: int, scenario: Callable[[Cluster], None]) -> Cluster:
+    """Run a scenario of one queue with one seed."""
+    cluster = Cluster(seed)
+    run(cluster.simulation, lambda: scenario(cluster))
+    return cluster
 
 
-def simulated(scenario: Callable[[World], None]) -> Callable[[int], None]:
-    """A test that runs a scenario of one queue with each seed."""
+def simulated(scenario: Callable[[Cluster], None]) -> Callable[[int], None]:
+    """Make a test that runs a scenario of one queue with each seed.
+
+    The scenario's assertions run inside the simulation, so a failure shows the history.
+    """
 
     def test(seed: int) -> None:
         simulate(seed, scenario)

@@ -25,11 +25,11 @@ SIMULATED = [pair for pair in pairs() if refusal_of(pair) is None]
 REFUSED = [pair for pair in pairs() if refusal_of(pair) is not None]
 TRIPLES = [triple for triple in triples() if refusal_of(triple) is None]
 
-# A killed consumer leaves a read-ahead that the interpreter cannot end in the usual way.
+# A killed consumer leaves a prefetch generator that the interpreter cannot end in the usual way.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def play(seed: int, names: tuple[str, ...]) -> None:
+def check_history(seed: int, names: tuple[str, ...]) -> None:
     """Play one history. A failure shows its end and the command that plays it again."""
     try:
         simulate(seed, names)
@@ -50,18 +50,20 @@ def seeds_of(pair: tuple[str, ...]) -> list[int]:
 @pytest.mark.parametrize("pair", SIMULATED, ids=" + ".join)
 def test_a_pair_of_features_keeps_every_promise(pair: tuple[str, str]) -> None:
     for seed in seeds_of(pair):
-        play(seed, pair)
+        check_history(seed, pair)
 
 
 @pytest.mark.parametrize("pair", REFUSED, ids=" + ".join)
-def test_a_pair_that_excludes_each_other_is_refused_with_a_reason(pair: tuple[str, str]) -> None:
+def test_a_pair_of_features_that_exclude_each_other_is_refused_with_a_reason(
+    pair: tuple[str, str],
+) -> None:
     assert refuse(pair)
 
 
 @pytest.mark.seeds(1.2, 1)
 def test_three_features_keep_every_promise(seed: int) -> None:
     """Spread the triples over the seeds. A nightly run plays as many triples as it has seeds."""
-    play(seed, TRIPLES[seed * 997 % len(TRIPLES)])
+    check_history(seed, TRIPLES[seed * 997 % len(TRIPLES)])
 
 
 def test_workers_take_a_queue_back_from_a_v1_consumer_when_their_broker_restarts() -> None:
@@ -76,5 +78,5 @@ def test_workers_take_a_queue_back_from_a_v1_consumer_when_their_broker_restarts
     assert restarts > 0
 
 
-def test_the_table_of_pairs_is_that_of_the_code() -> None:
+def test_the_table_of_pairs_matches_the_code() -> None:
     assert is_current(Path(PATH).read_text()), "run: python -m tests.simulation.coverage"

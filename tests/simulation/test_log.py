@@ -1,4 +1,4 @@
-"""A log with named readers: moves, crashes, lost answers, resets, expiry, v1 producers beside."""
+"""A log with named readers: crashes, lost answers, resets, expiry, and v1 producers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tests.simulation.actors import (
     collect_garbage,
     run_services,
 )
+from tests.simulation.cluster import DRAIN_S, MAX_SKEW_MS, PASSING, PREFIX, Cluster, Node
 from tests.simulation.scenario import run
-from tests.simulation.world import DRAIN_S, MAX_SKEW_MS, PASSING, PREFIX, Node, World
 from tests.support.logs import open_view
 from tests.support.model import DeliveryModel, Sink
 
@@ -46,7 +46,7 @@ EXPIRY_MS = 7 * 24 * 60 * 60 * 1000
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of a few entries, pages of a few segments, and a short memory for repeats."""
+    """Use small segments and index pages, and remember few batches to recognize repeats."""
     monkeypatch.setattr(Log, "most_entries", 8)
     monkeypatch.setattr(Log, "left_entries", 3)
     monkeypatch.setattr(Segments, "most_entries", 20)
@@ -57,8 +57,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LogModel(DeliveryModel):
-    """What a log promises: entries leave the manifest when the index has them, objects are deleted
-    when all readers have acknowledged them."""
+    """The promises of a log.
+
+    Entries leave the manifest only after the index has them. Objects are deleted only after all
+    readers have acknowledged them.
+    """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -66,9 +69,9 @@ class LogModel(DeliveryModel):
         self.objects: dict[str, bytes] = {}
         self.positions: dict[str, int] = {}
         self.unsure: dict[str, str] = {}
-        """Readers that are being set back, and by whom; nobody was told yet that they are."""
+        """Readers that are being set back, and the process that does it, until the index agrees."""
         self.expired: set[str] = set()
-        self.stolen = 0
+
         self.segments = 0
         self.pages = 0
 
@@ -80,8 +83,8 @@ class LogModel(DeliveryModel):
 
     def _check_dequeued(self, process: str, after: Manifest) -> None:
         end = 0 if self.index is None else self.index.end
-        if after.first_sequence > end and "thief" not in process:
-            self._fail(f"{process} took {after.first_sequence - 1} out; the index ends at {end}")
+        if after.first_sequence > end:
+            self._fail(f"{process} removed {after.first_sequence - 1}; the index ends at {end}")
 
     def sidecar_written(self, process: str, key: str, data: bytes) -> None:
         if key == INDEX:
@@ -97,9 +100,9 @@ class LogModel(DeliveryModel):
         if before is None:
             return
         if after.end < before.end or after.floor < before.floor or after.changes <= before.changes:
-            self._fail(f"{process} took the index back: {before} -> {after}")
-        if not self.stolen and after.lost:
-            self._fail(f"{process} lost {after.lost}, and nobody took anything")
+            self._fail(f"{process} set the index back: {before} -> {after}")
+        if after.lost:
+            self._fail(f"{process} lost {after.lost}, but no other client took anything")
         self.expired |= {*before.readers} - {*after.readers}
         self.expired -= {*after.readers}
         for name in after.readers:
@@ -124,13 +127,13 @@ class LogModel(DeliveryModel):
     def _check_part(self, part: Part, level: int) -> None:
         data = self.objects.get(f"{PREFIX}/_log/{part.name}")
         if data is None:
-            self._fail(f"the index names {part}, which is not stored")
+            self._fail(f"the index names {part}, but it is not stored")
         elif level:
-            for each in page_from_json(data):
-                self._check_part(each, level - 1)
+            for child in page_from_json(data):
+                self._check_part(child, level - 1)
         else:
             entries = Manifest.parse(data).entries()
-            found = {each.sequence: each.location for each in entries}
+            found = {entry.sequence: entry.location for entry in entries}
             want = {n: self._locations[n] for n in range(part.first, part.end)}
             if found != want:
                 self._fail(f"{part} holds {found}")
@@ -140,7 +143,7 @@ class LogModel(DeliveryModel):
             self.objects.pop(key, None)
             return
         if parse_location(key, PREFIX) is None:
-            self._fail(f"{process} deleted {key}, which is no batch")
+            self._fail(f"{process} deleted {key}, which is not a batch")
         self.counts["collected"] += 1
         sequence = self.sequences.get(key)
         assert self.index is not None
@@ -154,13 +157,13 @@ class LogModel(DeliveryModel):
         self.lost.add(key)
 
     def of_reader(self) -> LogModel:
-        """The same log as one reader's sink sees it."""
+        """Return the same log as one reader's sink sees it."""
         own = copy.copy(self)
         own.sink, own._last, own._seen, own._passed, own._skipped = Sink(), {}, set(), set(), {}
         return own
 
     def is_drained_by(self, own: LogModel) -> bool:
-        """Whether a reader's sink holds everything but repeats at the end."""
+        """Return whether a reader's sink holds everything except repeats at the end."""
         last = self.manifest.next_sequence - 1
         while last in self.repeats:
             last -= 1
@@ -168,11 +171,11 @@ class LogModel(DeliveryModel):
 
 
 class LogReader(Reader):
-    """One life of a named reader with a sink of its own."""
+    """One process of a named reader with its own sink."""
 
-    def __init__(self, world: LogWorld, node: Node, name: str) -> None:
-        super().__init__(world, node)
-        self._model = world.sinks[name]
+    def __init__(self, cluster: LogCluster, node: Node, name: str) -> None:
+        super().__init__(cluster, node)
+        self._model = cluster.sinks[name]
         self._position = self._model.sink.position
         self._filter = TransactionFilter(PREFIX)
         if self._model.sink.state is not None:
@@ -182,11 +185,11 @@ class LogReader(Reader):
         try:
             super().live(config, hangs=hangs)
         except Fenced as error:  # while it started
-            self._world.log(f"{self._node.name}: {error}")
+            self._cluster.log(f"{self._node.name}: {error}")
 
 
-class LogWorld(World):
-    """A deployment whose queue is a log."""
+class LogCluster(Cluster):
+    """A cluster whose queue is a log."""
 
     model: LogModel
 
@@ -199,7 +202,7 @@ class LogWorld(World):
         return replace(self.consumer_config(), reader=name)
 
     def enable(self) -> None:
-        """Make a log of the queue, which may have entries by now."""
+        """Turn the queue, which may already have entries, into a log."""
         self.sinks = {name: self.model.of_reader() for name in self.names}
         node = self.node("operator")
         config = self.consumer_config()
@@ -211,11 +214,11 @@ class LogWorld(World):
             enable_readers(node.store, config, claim, node.runtime, reader_expiry_ms=EXPIRY_MS)
 
         self.patiently(node, enable)
-        for name in self.names:  # before the first is collected
+        for name in self.names:  # before anything is collected
             self.patiently(node, lambda name=name: self.set_reader(node, name, 0))
 
     def set_reader(self, node: Node, name: str, sequence: int) -> ReaderPosition:
-        """What ``opendata-buffer readers reset --to-sequence`` does."""
+        """Reset a reader as ``opendata-buffer readers reset --to-sequence`` does."""
         config = self.config_of(name)
         queue = Queue(node.store, config, runtime=node.runtime, role="test")
         view = open_view(node.store, config, node.runtime, queue.read() or Manifest.empty())
@@ -241,69 +244,68 @@ class LogWorld(World):
                 self.fail(f"not drained after {DRAIN_S} s: {self.model.manifest}, {ends}")
             self.director.sleep(10)
         for name, own in self.sinks.items():
-            missing = [each for each in self.model.durable if each not in own._seen]
-            missing = [each for each in missing if not own._is_torn(each)]
+            missing = [record for record in self.model.durable if record not in own._seen]
+            missing = [record for record in missing if not own._is_torn(record)]
             if missing:
                 self.fail(f"{name} never got {missing}")
 
 
-def simulate(seed: int, scenario: Any) -> LogWorld:
-    world = LogWorld(seed)
-    run(world.simulation, lambda: scenario(world))
-    return world
+def simulate(seed: int, scenario: Any) -> LogCluster:
+    cluster = LogCluster(seed)
+    run(cluster.simulation, lambda: scenario(cluster))
+    return cluster
 
 
-def follow(world: LogWorld) -> None:
-    world.enable()
-    plain = [PlainProducer(world, f"plain{n}", 50) for n in range(world.draw(3))]
-    apps = [TransactionalProducer(world, f"app{n}", 25) for n in range(1 + world.draw(2))]
-    sinks = [SinkDriver(world, f"query{n}", 10) for n in range(world.draw(2))]
-    others = [GoProducer(world, f"go{n}", 20) for n in range(world.draw(2))]
-    world.run_readers()
-    run_services(world, [*plain, *apps, *sinks, *others])
-    world.finish()
+def follow(cluster: LogCluster) -> None:
+    cluster.enable()
+    plain = [PlainProducer(cluster, f"plain{n}", 50) for n in range(cluster.draw(3))]
+    apps = [TransactionalProducer(cluster, f"app{n}", 25) for n in range(1 + cluster.draw(2))]
+    sinks = [SinkDriver(cluster, f"query{n}", 10) for n in range(cluster.draw(2))]
+    others = [GoProducer(cluster, f"go{n}", 20) for n in range(cluster.draw(2))]
+    cluster.run_readers()
+    run_services(cluster, [*plain, *apps, *sinks, *others])
+    cluster.finish()
     for actor in (*apps, *sinks):
-        for own in world.sinks.values():
+        for own in cluster.sinks.values():
             own.check_complete(actor.name, actor.records)
-    if not world.model.segments:
-        world.fail("nothing was moved: the scenario tests nothing")
-    world.director.sleep(4 * world.grace_s + 2 * MAX_SKEW_MS / 1000 + 600)
-    if not others and not world.model.counts["collected"]:
-        world.fail("nothing was collected: the scenario tests nothing")
+    assert cluster.model.segments, "the log got no segment: the scenario tests nothing"
+    cluster.director.sleep(4 * cluster.grace_s + 2 * MAX_SKEW_MS / 1000 + 600)
+    collected = cluster.model.counts["collected"]
+    assert others or collected, "nothing was collected: the scenario tests nothing"
 
 
 class Follower:
-    """A reader that trusts its own position: at least once, and from where it was set to."""
+    """A reader without a sink: it reads at least once, from its stored position."""
 
-    def __init__(self, world: LogWorld, name: str) -> None:
-        self._world = world
+    def __init__(self, cluster: LogCluster, name: str) -> None:
+        self._cluster = cluster
         self.name = name
         self.read: list[tuple[int, int]] = []
-        """Epoch and sequence of everything that was handed out."""
+        """Epoch and sequence of each batch that it received."""
         self.start = (0, 0)
         """Epoch and sequence of the last reset."""
         self.resets = 0
 
     @property
     def end(self) -> int:
-        """Everything from the last reset up to here was handed out, without a gap."""
+        """The sequence up to which it received everything since the last reset."""
         epoch, end = self.start
         for found, sequence in self.read:
             if found <= epoch:
                 continue
-            while end in self._world.model.repeats:
+            while end in self._cluster.model.repeats:
                 end += 1
             if sequence > end:
-                self._world.fail(f"{self.name} was given {sequence} and never {end}")
+                self._cluster.fail(f"{self.name} received {sequence} but never {end}")
             end = max(end, sequence + 1)
-        while end in self._world.model.repeats:
+        while end in self._cluster.model.repeats:
             end += 1
         return end
 
     def live(self, node: Node) -> None:
-        config = self._world.config_of(self.name)
+        config = self._cluster.config_of(self.name)
         try:
-            consumer = self._world.patiently(
+            consumer = self._cluster.patiently(
                 node, lambda: Consumer(config, store=node.store, runtime=node.runtime)
             )
             while True:
@@ -311,92 +313,91 @@ class Follower:
                     batch = consumer.next_batch()
                     if batch is None:
                         consumer.flush()
-                        node.runtime.sleep(self._world.uniform(0.1, 5))
+                        node.runtime.sleep(self._cluster.uniform(0.1, 5))
                         continue
-                    node.runtime.sleep(self._world.uniform(0, 0.05))
+                    node.runtime.sleep(self._cluster.uniform(0, 0.05))
                     self.read.append((consumer.epoch, batch.sequence))
-                    self._world.patiently(node, lambda batch=batch: consumer.ack(batch.sequence))
+                    self._cluster.patiently(node, lambda batch=batch: consumer.ack(batch.sequence))
                 except PASSING:
                     node.runtime.sleep(0.5)
                 except PoisonBatch as error:
-                    # Of a run that was fenced long ago the collector does not know.
-                    self._world.patiently(node, consumer.check_fence)
-                    self._world.model.poison(error.sequence, error.location)
+                    # The collector may delete what a consumer reads that was fenced long ago.
+                    self._cluster.patiently(node, consumer.check_fence)
+                    self._cluster.model.poison(error.sequence, error.location)
                     sequence = error.sequence
-                    self._world.patiently(node, lambda sequence=sequence: consumer.skip(sequence))
+                    self._cluster.patiently(node, lambda sequence=sequence: consumer.skip(sequence))
                     self.read.append((consumer.epoch, sequence))
-                    self._world.patiently(node, lambda sequence=sequence: consumer.ack(sequence))
+                    self._cluster.patiently(node, lambda sequence=sequence: consumer.ack(sequence))
         except (Fenced, QueueReset) as error:
-            self._world.log(f"{node.name}: {error}")
+            self._cluster.log(f"{node.name}: {error}")
         except DataLoss as error:
-            self._world.log(f"{node.name}: {error}")
-            if self.name not in self._world.model.expired and not self._world.model.stolen:
-                self._world.fail(f"{self.name} did not expire: {error}")
-            self._go_on_behind(error.oldest)
+            self._cluster.log(f"{node.name}: {error}")
+            if self.name not in self._cluster.model.expired:
+                self._cluster.fail(f"{self.name} did not expire: {error}")
+            self._continue_at(error.oldest)
 
-    def _go_on_behind(self, oldest: int) -> None:
-        node = self._world.node("operator")
+    def _continue_at(self, oldest: int) -> None:
+        node = self._cluster.node("operator")
         self.set_to(node, oldest)
 
     def set_to(self, node: Node, sequence: int) -> None:
-        """Reset it; what it was handed out before does not count any more."""
+        """Reset the reader. Batches that it received before no longer count."""
         while True:
             try:
-                position = self._world.patiently(
-                    node, lambda to=sequence: self._world.set_reader(node, self.name, to)
+                position = self._cluster.patiently(
+                    node, lambda to=sequence: self._cluster.set_reader(node, self.name, to)
                 )
                 break
             except (InvalidInput, DataLoss) as error:
-                # An attempt before this one, whose answer was lost, may have set it.
-                self._world.log(f"not set to {sequence}: {error}")
-                assert self._world.model.index is not None
-                sequence = self._world.model.index.floor
+                # An earlier attempt whose answer was lost may have set the position.
+                self._cluster.log(f"not set to {sequence}: {error}")
+                assert self._cluster.model.index is not None
+                sequence = self._cluster.model.index.floor
         self.resets += 1
         self.start = max(self.start, (position.epoch, sequence))
 
 
-def replay(world: LogWorld) -> None:
-    """Readers are set back and forward while they read, others expire, a v1 consumer may steal."""
-    world.enable()
-    followers = [Follower(world, name) for name in world.names]
-    for each in followers:
-        world.supervise(each.name, each.live, lambda: False, zombies=True)
-    world.supervise("cron", lambda node: collect_garbage(world, node), lambda: False)
+def replay(cluster: LogCluster) -> None:
+    """Reset readers back and forward while they read and others expire."""
+    cluster.enable()
+    followers = [Follower(cluster, name) for name in cluster.names]
+    for follower in followers:
+        cluster.supervise(follower.name, follower.live, lambda: False, zombies=True)
+    cluster.supervise("cron", lambda node: collect_garbage(cluster, node), lambda: False)
 
     def operate() -> None:
-        while not world.calm:
-            world.director.sleep(world.uniform(0.5, 10))
-            view = world.model.manifest
-            floor = 0 if world.model.index is None else world.model.index.floor
-            each = followers[world.draw(len(followers))]
-            node = world.node("operator")
-            each.set_to(node, floor + world.draw(max(1, view.next_sequence - floor + 1)))
+        while not cluster.calm:
+            cluster.director.sleep(cluster.uniform(0.5, 10))
+            view = cluster.model.manifest
+            floor = 0 if cluster.model.index is None else cluster.model.index.floor
+            follower = followers[cluster.draw(len(followers))]
+            node = cluster.node("operator")
+            follower.set_to(node, floor + cluster.draw(max(1, view.next_sequence - floor + 1)))
 
-    operator = world.director.spawn(operate, "operator")
-    actors = [PlainProducer(world, "plain", 60), TransactionalProducer(world, "app", 30)]
-    run_services(world, list(actors))
-    world.heal()
+    operator = cluster.director.spawn(operate, "operator")
+    actors = [PlainProducer(cluster, "plain", 60), TransactionalProducer(cluster, "app", 30)]
+    run_services(cluster, list(actors))
+    cluster.heal()
     operator.join()
-    until = world.simulation.now + DRAIN_S
-    while any(each.end < world.model.manifest.next_sequence for each in followers):
-        if world.simulation.now > until:
-            world.fail(f"not read: {[(each.name, each.end) for each in followers]}")
-        world.director.sleep(10)
-    if not world.model.segments:
-        world.fail("nothing was moved: the scenario tests nothing")
-    if not any(each.resets for each in followers):
-        world.fail("no reader was reset: the scenario tests nothing")
+    until = cluster.simulation.now + DRAIN_S
+    while any(follower.end < cluster.model.manifest.next_sequence for follower in followers):
+        if cluster.simulation.now > until:
+            cluster.fail(f"not read: {[(follower.name, follower.end) for follower in followers]}")
+        cluster.director.sleep(10)
+    assert cluster.model.segments, "the log got no segment: the scenario tests nothing"
+    resets = sum(follower.resets for follower in followers)
+    assert resets, "no reader was reset: the scenario tests nothing"
 
 
-def test_a_reader_that_is_set_back_or_forward_misses_nothing_from_there_on(seed: int) -> None:
-    simulate(seed, replay)
+def test_a_reader_that_is_reset_misses_nothing_from_its_new_position_on(seed: int) -> None:
+    assert simulate(seed, replay).model.durable
 
 
 def test_each_reader_gets_everything_durable_once_and_in_order(seed: int) -> None:
-    simulate(seed, follow)
+    assert simulate(seed, follow).model.durable
 
 
-def test_the_seeds_make_pages_and_collect() -> None:
-    worlds = [simulate(seed, follow) for seed in (1, 2, 3)]
-    assert any(world.model.pages for world in worlds)
-    assert any(world.model.counts["collected"] for world in worlds)
+def test_the_seeds_write_index_pages_and_collect_garbage() -> None:
+    clusters = [simulate(seed, follow) for seed in (1, 2, 3)]
+    assert any(cluster.model.pages for cluster in clusters)
+    assert any(cluster.model.counts["collected"] for cluster in clusters)

@@ -1,4 +1,4 @@
-"""Read, process, write: a worker that is killed or frozen anywhere processes each record once."""
+"""Read, process, write: each record is processed once, wherever a worker is killed or frozen."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from tests.simulation.publishing import (
     CONFIG,
     TROUBLE,
     URL,
+    NodeStore,
     Processes,
-    Way,
+    assert_all_happen,
     faults,
-    until_all_happened,
 )
 from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import SimRuntime
 
 SHARE = 0.15
-"""Of the seeds; see conftest.py."""
+"""Share of the seeds; see conftest.py."""
 
 ENDS = (*TROUBLE, Superseded, Fenced, Closed)
 
 
 @pytest.fixture(autouse=True)
 def no_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed process's generator would take its lock when it is collected as garbage."""
+    """Disable the prefetch, whose generator would take a lock after its process was killed."""
     monkeypatch.setattr(topic_consumer, "MAX_PREFETCH", 1)
 
 
-class ProcessingWorld(Processes):
-    """A queue or a topic that is read, and another one that is written, in two stores."""
+class ProcessingCluster(Processes):
+    """A queue or topic to read and another one to write, in two stores."""
 
     def __init__(self, seed: int, source: str, target: str) -> None:
         super().__init__(seed)
@@ -52,7 +52,7 @@ class ProcessingWorld(Processes):
             MemoryStore(name, now_ms=self.simulation.now_ms) for name in ("source", "target")
         ]
         self.kinds = (source, target)
-        self.deeds: Counter[str] = Counter()
+        self.happened: Counter[str] = Counter()
 
     def begin(self) -> None:
         self.names = []
@@ -76,20 +76,20 @@ class ProcessingWorld(Processes):
                     self.records[part] += new
                     producer.produce(new).result()
 
-    def ways(self, name: str) -> tuple[SimRuntime, list[HarshStore]]:
+    def open_worker(self, name: str) -> tuple[SimRuntime, list[HarshStore]]:
         process = self.simulation.process(f"{name}#{len(self.nodes)}")
         made = []
         for store in self.stores:
-            way: Any = Way(self, process, store)
-            made.append(HarshStore(way, process, self.plan, seed=self.draw(2**32)))
+            inner: Any = NodeStore(self, process, store)
+            made.append(HarshStore(inner, process, self.plan, seed=self.draw(2**32)))
         self.nodes += made
         return process, made
 
-    def work(self, process: SimRuntime, ways: list[HarshStore]) -> None:
-        """The life of one worker, which reads until nothing comes for a while."""
+    def work(self, process: SimRuntime, stores: list[HarshStore]) -> None:
+        """Run one worker, which reads until no batch arrives for a while."""
         try:
             publisher = Publisher(
-                URL, "enrich", config=CONFIG, store=ways[1], runtime=process,
+                URL, "enrich", config=CONFIG, store=stores[1], runtime=process,
                 entropy=self.simulation.random.randbytes,
             )  # fmt: skip
             config = ConsumerConfig(
@@ -104,13 +104,13 @@ class ProcessingWorld(Processes):
             }  # fmt: skip
             try:
                 consumer = kind(
-                    config, publisher.positions, store=ways[0], runtime=process, **options
+                    config, publisher.positions, store=stores[0], runtime=process, **options
                 )
             except DataLoss:
-                # A later instance of the name has read on since this one got its positions.
+                # A later instance with this name has read on since this one got its positions.
                 if publisher._coordinator._owned["publisher.enrich"].is_owned():
                     raise
-                self.deeds["overtaken"] += 1
+                self.happened["overtaken"] += 1
                 return
             while (batch := consumer.next_batch(timeout=5)) is not None:
                 taken = [batch]
@@ -119,25 +119,25 @@ class ProcessingWorld(Processes):
                 if self.chance(0.2):
                     with pytest.raises(ZeroDivisionError):
                         self.process_batches(publisher, taken, fails=True)
-                    self.deeds["aborted"] += 1
+                    self.happened["aborted"] += 1
                 self.process_batches(publisher, taken)
                 if self.chance(0.2):
                     process.sleep(self.simulation.random.uniform(0, 10))
             consumer.close()
             publisher.close(30.0)
-            self.deeds["done"] += 1
+            self.happened["done"] += 1
         except ENDS as error:
             self.simulation.log(f"{process.name}: {error!r:.200}")
-            self.deeds[type(error).__name__] += 1
+            self.happened[type(error).__name__] += 1
 
     def process_batches(
         self, publisher: Publisher, batches: list[Any], fails: bool = False
     ) -> None:
         with publisher.transaction() as txn:
             for batch in batches:
-                if self.chance(0.9):  # otherwise nothing comes of it
+                if self.chance(0.9):  # otherwise write to one partition only
                     for name in self.names[1]:
-                        txn.produce([b"of " + each for each in batch.entries], partition=name)
+                        txn.produce([b"of " + record for record in batch.entries], partition=name)
                 else:
                     txn.produce(batch.entries, partition=self.names[1][0])
                 txn.ack(batch)
@@ -147,19 +147,19 @@ class ProcessingWorld(Processes):
     def check(self) -> None:
         first, *others = [self.delivered(name) for name in self.names[1]]
         for part, records in enumerate(self.records):
-            # Everything goes to the first partition, and most of it to the others, too.
-            if [each for each in first if each.startswith(b"%d/" % part)] != records:
-                self.simulation.fail(f"{first} of {records}")
+            # The first partition gets every record, and the others get most of them.
+            if [record for record in first if record.startswith(b"%d/" % part)] != records:
+                self.simulation.fail(f"processed {first} of {records}")
         for other in others:
             if len(set(other)) != len(other):
-                self.simulation.fail(f"twice in {other}")
+                self.simulation.fail(f"a record is in {other} twice")
         for name in self.names[0]:
             blob: Any = self.stores[0].get(f"{name}/manifest")
             if Manifest.parse(blob.data).entry_count:
-                self.simulation.fail(f"{name} was not read to its end")
+                self.simulation.fail(f"{name} was not read completely")
 
     def delivered(self, name: str) -> list[bytes]:
-        """What a read-committed reader gets of a written partition."""
+        """Return the records that a read-committed reader receives from a written partition."""
         try:
             blob: Any = self.stores[1].get(f"{name}/manifest")
         except ObjectNotFound:
@@ -168,78 +168,85 @@ class ProcessingWorld(Processes):
         rule = ReadCommitted(name)
         found: list[bytes] = []
         for sequence, location in entries:
-            for each in rule.offer(sequence, location, lambda begin, end: entries[begin:end]):
-                data: Any = self.stores[1].get(entries[each][1])
+            for offered in rule.offer(sequence, location, lambda begin, end: entries[begin:end]):
+                data: Any = self.stores[1].get(entries[offered][1])
                 found += [record.removeprefix(b"of ") for record in decode_batch(data.data)]
         if rule.stable_end(len(entries)) != len(entries):
             self.simulation.fail(f"{name}: a transaction was never decided")
         return found
 
 
-def live(world: ProcessingWorld) -> None:
-    """Workers of one name come, are killed, frozen or fenced, and come again."""
-    world.begin()
+def live(cluster: ProcessingCluster) -> None:
+    """Start workers with the same name, and kill, freeze, or fence them."""
+    cluster.begin()
     dead = []
     for _ in range(12):
-        world.fill(world.draw(3))
-        process, ways = world.ways("worker")
-        task = process.spawn(partial(world.work, process, ways), "main")
-        task.join(world.uniform(0.5, 20))
-        if task.is_alive() and world.chance(0.6):
-            world.deeds["killed"] += 1
-            world.simulation.kill(process)
-            dead += ways
-        elif task.is_alive() and world.chance(0.7):
-            world.deeds["frozen"] += 1
-            world.simulation.pause(process, world.uniform(1, 150))
-        if dead and world.chance(0.3):
-            dead.pop(world.draw(len(dead))).land_late_puts()
-    world.plan = HarshPlan()
-    world.director.sleep(400)
-    process, ways = world.ways("last")
-    process.spawn(partial(world.work, process, ways), "main").join()
-    world.check()
+        cluster.fill(cluster.draw(3))
+        process, stores = cluster.open_worker("worker")
+        task = process.spawn(partial(cluster.work, process, stores), "main")
+        task.join(cluster.uniform(0.5, 20))
+        if task.is_alive() and cluster.chance(0.6):
+            cluster.happened["killed"] += 1
+            cluster.simulation.kill(process)
+            dead += stores
+        elif task.is_alive() and cluster.chance(0.7):
+            cluster.happened["frozen"] += 1
+            cluster.simulation.pause(process, cluster.uniform(1, 150))
+        if dead and cluster.chance(0.3):
+            dead.pop(cluster.draw(len(dead))).land_late_puts()
+    cluster.plan = HarshPlan()
+    cluster.director.sleep(400)
+    process, stores = cluster.open_worker("last")
+    process.spawn(partial(cluster.work, process, stores), "main").join()
+    cluster.check()
 
 
 KINDS = [("queue", "queue"), ("topic", "queue"), ("queue", "topic")]
 
 
-def played(seed: int) -> Counter[str]:
-    world = ProcessingWorld(seed, *KINDS[seed % 3])
-    world.plan = faults(world.simulation.random)
-    run(world.simulation, lambda: live(world))
-    return world.deeds
+def play(seed: int) -> Counter[str]:
+    cluster = ProcessingCluster(seed, *KINDS[seed % 3])
+    cluster.plan = faults(cluster.simulation.random)
+    run(cluster.simulation, lambda: live(cluster))
+    return cluster.happened
 
 
-def test_whatever_happens_to_workers_each_record_is_processed_once(seed: int) -> None:
-    played(seed)
+def test_each_record_is_processed_once_despite_faults_of_workers(seed: int) -> None:
+    happened = play(seed)
+    assert happened["done"] >= 1, "no worker read to the end"
 
 
-def test_all_that_may_happen_to_workers_does() -> None:
-    until_all_happened({"killed", "frozen", "Superseded", "aborted", "done"}, played)
+def test_the_seeds_cover_every_event_of_workers() -> None:
+    assert_all_happen({"killed", "frozen", "Superseded", "aborted", "done"}, play)
 
 
-def once(kill_at: int | None, kinds: tuple[str, str]) -> int:
-    """A worker is killed at one of its accesses to a store; the next one does the rest."""
-    world = ProcessingWorld(7, *kinds)
+def check_kill(kill_at: int | None, kinds: tuple[str, str]) -> int:
+    """Kill a worker at one of its writes, let the next worker do the rest, and check the result.
+
+    Returns:
+        The number of writes of the first worker.
+    """
+    cluster = ProcessingCluster(7, *kinds)
 
     def main() -> None:
-        world.begin()
-        world.fill(2)
-        process, ways = world.ways("worker")
-        world.kill_at_write(process, kill_at)
-        process.spawn(partial(world.work, process, ways), "main").join()
-        process, ways = world.ways("next")
-        process.spawn(partial(world.work, process, ways), "main").join()
-        world.check()
+        cluster.begin()
+        cluster.fill(2)
+        process, stores = cluster.open_worker("worker")
+        cluster.kill_at_write(process, kill_at)
+        process.spawn(partial(cluster.work, process, stores), "main").join()
+        process, stores = cluster.open_worker("next")
+        process.spawn(partial(cluster.work, process, stores), "main").join()
+        cluster.check()
 
-    world.simulation.run(main)
-    return world.writes
+    cluster.simulation.run(main)
+    return cluster.writes
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-to-".join)
-def test_killed_between_any_two_steps_each_record_is_processed_once(kinds: tuple[str, str]) -> None:
-    points = once(None, kinds)
+def test_each_record_is_processed_once_if_a_worker_is_killed_at_any_step(
+    kinds: tuple[str, str],
+) -> None:
+    points = check_kill(None, kinds)
     assert points > 10
     for kill_at in range(points):
-        once(kill_at, kinds)
+        check_kill(kill_at, kinds)

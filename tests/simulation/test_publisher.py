@@ -1,4 +1,4 @@
-"""Transactions over partitions, whose publishers and queries are killed, are all or nothing."""
+"""Transactions over partitions stay atomic when publishers and queries are killed."""
 
 from __future__ import annotations
 
@@ -10,156 +10,156 @@ from tests.simulation.publishing import (
     BATCHES,
     NAMES,
     QUERIES,
-    PublishingWorld,
+    PublishingCluster,
+    assert_all_happen,
     faults,
-    until_all_happened,
 )
 from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import SimRuntime, SimTask
 
 SHARE = 0.15
-"""Of the seeds; see conftest.py."""
+"""Share of the seeds; see conftest.py."""
 
-WRITERS = [("billing", "billing"), ("shipping", "shipping"), (None, "nameless"), *QUERIES]
-"""Publishers, by name and what their processes are called; and queries."""
+WRITERS = [("billing", "billing"), ("shipping", "shipping"), (None, "unnamed"), *QUERIES]
+"""Publishers, as name and name of their processes, and queries."""
 
 
-def live(world: PublishingWorld) -> None:
-    """Writers come, are killed, frozen or fenced, and come again; operators meddle."""
-    topic = world.create()
+def live(cluster: PublishingCluster) -> None:
+    """Start writers, and kill, freeze, or fence them, while operators change the topic."""
+    topic = cluster.create()
     over = False
     readers: dict[str, SimTask] = {}
 
     def read_all() -> None:
         for name in topic.read().names:
             if name not in readers:
-                process, store = world.node(f"reader of {name}")
+                process, store = cluster.node(f"reader of {name}")
                 readers[name] = process.spawn(
-                    partial(world.read, process, store, name, lambda: over), "main"
+                    partial(cluster.read, process, store, name, lambda: over), "main"
                 )
 
     def start(writer: Any) -> tuple[SimRuntime, HarshStore, SimTask]:
         if writer in QUERIES:
-            process, store = world.node(writer)
-            life = partial(world.run_query, process, store, writer)
+            process, store = cluster.node(writer)
+            life = partial(cluster.run_query, process, store, writer)
         else:
-            process, store = world.node(writer[1])
-            life = partial(world.run_publisher, process, store, *writer)
+            process, store = cluster.node(writer[1])
+            life = partial(cluster.run_publisher, process, store, *writer)
         return process, store, process.spawn(life, "main")
 
     read_all()
     dead = []
     for _ in range(22):
-        writer = WRITERS[world.draw(len(WRITERS))]
+        writer = WRITERS[cluster.draw(len(WRITERS))]
         process, store, task = start(writer)
-        # A nameless publisher runs alone. Of the others an older one is fenced, whatever it does.
+        # An unnamed publisher runs alone. A named one fences the previous instance of its name.
         alone = writer == WRITERS[2]
-        if alone or world.chance(0.7):
-            task.join(world.uniform(0.5, 20))
-            if task.is_alive() and (alone or world.chance(0.6)):
-                world.deeds["killed"] += 1
-                world.simulation.kill(process)
+        if alone or cluster.chance(0.7):
+            task.join(cluster.uniform(0.5, 20))
+            if task.is_alive() and (alone or cluster.chance(0.6)):
+                cluster.happened["killed"] += 1
+                cluster.simulation.kill(process)
                 dead.append(store)
-            elif task.is_alive() and world.chance(0.7):
-                world.deeds["frozen"] += 1
-                world.simulation.pause(process, world.uniform(1, 150))
-        if dead and world.chance(0.3):
-            # What was on its way to the store when its process was killed.
-            store = dead.pop(world.draw(len(dead)))
-            world.deeds["landed late"] += store.late_puts
+            elif task.is_alive() and cluster.chance(0.7):
+                cluster.happened["frozen"] += 1
+                cluster.simulation.pause(process, cluster.uniform(1, 150))
+        if dead and cluster.chance(0.3):
+            # Writes that were on their way to the store when their process was killed.
+            store = dead.pop(cluster.draw(len(dead)))
+            cluster.happened["landed late"] += store.late_puts
             store.land_late_puts()
-        if world.chance(0.2):
-            operator, way = world.node("operator")
-            world.end_some(operator, way, everything=False)
-        world.change(topic)
+        if cluster.chance(0.2):
+            operator, operator_store = cluster.node("operator")
+            cluster.end_some(operator, operator_store, everything=False)
+        cluster.change(topic)
         read_all()
-    world.plan = HarshPlan()
-    # Writers that still run end, or are fenced by the last instance of their name.
-    world.director.sleep(400)
+    cluster.plan = HarshPlan()
+    # Writers that still run end, or the last instance of their name fences them.
+    cluster.director.sleep(400)
     for writer in WRITERS:
         start(writer)[2].join()
-    operator, way = world.node("operator")
-    world.end_some(operator, way, everything=True)
+    operator, operator_store = cluster.node("operator")
+    cluster.end_some(operator, operator_store, everything=True)
     read_all()
-    world.director.sleep(30)
+    cluster.director.sleep(30)
     over = True
     for task in readers.values():
         task.join()
-    assert set(world.committed.values()) == {BATCHES}
-    world.check_empty()
-    world.check()
+    assert set(cluster.committed.values()) == {BATCHES}
+    cluster.check_empty()
+    cluster.check()
 
 
-def played(seed: int) -> PublishingWorld:
-    world = PublishingWorld(seed)
-    world.plan = faults(world.simulation.random)
-    run(world.simulation, lambda: live(world))
-    return world
+def play(seed: int) -> PublishingCluster:
+    cluster = PublishingCluster(seed)
+    cluster.plan = faults(cluster.simulation.random)
+    run(cluster.simulation, lambda: live(cluster))
+    return cluster
 
 
-def test_whatever_happens_to_publishers_a_transaction_is_there_whole_or_not_at_all(
+def test_a_transaction_is_delivered_whole_or_not_at_all_despite_faults_of_publishers(
     seed: int,
 ) -> None:
-    world = played(seed)
-    assert [each.fate for each in world.transactions].count("committed") >= 5
+    cluster = play(seed)
+    assert [transaction.fate for transaction in cluster.transactions].count("committed") >= 5
 
 
-def test_all_that_may_happen_to_publishers_does() -> None:
-    missing = {"killed", "frozen", "Superseded", "landed late", "aborted", "a single was durable"}
-    missing |= {"expanded", "drained", "left", "refused", "query: Superseded"}
+def test_the_seeds_cover_every_event_of_publishers() -> None:
+    expected = {"killed", "frozen", "Superseded", "landed late", "aborted", "a single was durable"}
+    expected |= {"expanded", "drained", "left", "refused", "query: Superseded"}
 
-    def play(seed: int) -> Counter[str]:
-        world = played(seed)
-        world.deeds["a single was durable"] += any(s.durable for s in world.singles.values())
-        return world.deeds
+    def events(seed: int) -> Counter[str]:
+        cluster = play(seed)
+        cluster.happened["a single was durable"] += any(s.durable for s in cluster.singles.values())
+        return cluster.happened
 
-    until_all_happened(missing, play)
+    assert_all_happen(expected, events)
 
 
-def one_transaction(world: PublishingWorld, kill_at: int | None) -> int:
-    """A publisher with a name is killed before or after a write; the next instance ends it all.
+def one_transaction(cluster: PublishingCluster, kill_at: int | None) -> int:
+    """Kill a named publisher at a write, and let the next instance end its transaction.
 
     Returns:
-        How many such points there are.
+        The number of its writes.
     """
-    world.create()
-    process, store = world.node("billing")
-    world.kill_at_write(process, kill_at)
+    cluster.create()
+    process, store = cluster.node("billing")
+    cluster.kill_at_write(process, kill_at)
 
-    def publish(runtime: SimRuntime, way: Any) -> None:
-        publisher = world.open_publisher(runtime, way, "billing")
-        world.publish(publisher, runtime, "billing", roll_back=False, parts=NAMES)
+    def publish(runtime: SimRuntime, store: Any) -> None:
+        publisher = cluster.open_publisher(runtime, store, "billing")
+        cluster.publish(publisher, runtime, "billing", roll_back=False, parts=NAMES)
 
-    for runtime, way in ((process, store), world.node("billing")):
-        runtime.spawn(partial(publish, runtime, way), "main").join()
+    for runtime, its_store in ((process, store), cluster.node("billing")):
+        runtime.spawn(partial(publish, runtime, its_store), "main").join()
     for name in NAMES:
-        reader, way = world.node(f"reader of {name}")
-        end = world.simulation.now + 10
-        over = partial(lambda end: world.simulation.now > end, end)
-        reader.spawn(partial(world.read, reader, way, name, over), "main").join()
-    world.check_empty()
-    world.check()
-    return world.writes
+        reader, reader_store = cluster.node(f"reader of {name}")
+        end = cluster.simulation.now + 10
+        over = partial(lambda end: cluster.simulation.now > end, end)
+        reader.spawn(partial(cluster.read, reader, reader_store, name, over), "main").join()
+    cluster.check_empty()
+    cluster.check()
+    return cluster.writes
 
 
-def run_once(kill_at: int | None) -> tuple[PublishingWorld, int]:
-    world = PublishingWorld(7)
+def run_once(kill_at: int | None) -> tuple[PublishingCluster, int]:
+    cluster = PublishingCluster(7)
     points: list[int] = []
-    world.simulation.run(lambda: points.append(one_transaction(world, kill_at)))
-    return world, points[0]
+    cluster.simulation.run(lambda: points.append(one_transaction(cluster, kill_at)))
+    return cluster, points[0]
 
 
-def test_killed_between_any_two_steps_a_transaction_is_completed_or_rolled_back() -> None:
-    world, points = run_once(None)
-    assert [each.fate for each in world.transactions] == ["committed", "committed"]
+def test_a_transaction_whose_publisher_is_killed_at_any_step_is_completed_or_rolled_back() -> None:
+    cluster, points = run_once(None)
+    assert [transaction.fate for transaction in cluster.transactions] == ["committed", "committed"]
     fates = []
     for kill_at in range(points):
-        world, _ = run_once(kill_at)
-        found = {record for name in NAMES for record in world.delivered[name]}
-        # The first one, if it had come so far; and surely the one of the next instance.
-        fates.append(b"0 0" in found and len(world.transactions) == 2)
-        assert b"%d 0" % (len(world.transactions) - 1) in found
-    assert fates == sorted(fates), "committed once the record is written, and from there on"
+        cluster, _ = run_once(kill_at)
+        found = {record for name in NAMES for record in cluster.delivered[name]}
+        # The first transaction may be committed. The one of the next instance always is.
+        fates.append(b"0 0" in found and len(cluster.transactions) == 2)
+        assert b"%d 0" % (len(cluster.transactions) - 1) in found
+    assert fates == sorted(fates), "a transaction is committed from one write on"
     assert fates.count(True) > 10
     assert fates.count(False) > 20

@@ -1,8 +1,9 @@
-"""Topics that grow and shrink while producers, a publisher and the consumer are killed.
+"""Topics grow and shrink while producers, a publisher, and the consumer are killed.
 
-What was reported durable is in the target exactly once, whatever partition it went to; nothing
-is there twice; records of one key and one producer are in order wherever they share a partition;
-a transaction is there whole or not at all; and a partition that has left holds nothing.
+Every record that was reported durable is delivered exactly once, whatever partition it went to. No
+record is delivered twice. Records with the same key and producer arrive in order within a
+partition. Transactions are delivered whole or not at all. A partition that has left the topic is
+empty.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from opendata_buffer.errors import DataLoss, Drained, Fenced, FlushFailed
 from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.producer import TopicHandle
 from opendata_buffer.topic.topic import Topic
-from tests.simulation.publishing import TROUBLE, URL, PublishingWorld, faults
+from tests.simulation.publishing import TROUBLE, URL, PublishingCluster, faults
 from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan
 from tests.support.simulation import SimRuntime
 
 SHARE = 0.06
-"""Of the seeds; see conftest.py."""
+"""Share of the seeds; see conftest.py."""
 
 PRODUCING = ProducerConfig(
     store=URL, broker="off", flush_interval_ms=100, delivery_timeout_ms=30_000,
@@ -48,14 +49,14 @@ CALM = HarshPlan(get_ms=10, put_ms=10, cas_ms=10)
 KEYS = 6
 
 
-class TopicWorld(PublishingWorld):
-    """A topic, its producers, its consumer and its operator; every choice comes from the seed."""
+class TopicCluster(PublishingCluster):
+    """A topic with its producers, consumer, and operator. Every choice comes from the seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.plan = faults(self.simulation.random)
         self.positions: dict[str, str] = {}
-        """Changed together with what was delivered, as in a system with transactions."""
+        """Changed together with ``delivered``, as in one database transaction."""
         self.durable: list[bytes] = []
         self.over = False
         self.producers_left = 0
@@ -69,7 +70,7 @@ class TopicWorld(PublishingWorld):
     # Producers.
 
     def produce(self, process: SimRuntime, store: Any) -> None:
-        """One life of a producer; its records are numbered, and named after it."""
+        """Run one producer process. Its records contain its name and a number."""
         producer = self.patiently(
             process, lambda: TopicProducer(PRODUCING, store=store, runtime=process)
         )
@@ -83,10 +84,10 @@ class TopicWorld(PublishingWorld):
             producer.close(60)
 
     def call(self, process: SimRuntime, producer: TopicProducer, caller: int) -> None:
-        """One thread of a producer, with keys of its own."""
+        """Run one thread of a producer, which has its own keys."""
 
         def slowly(keys: Any, partitions: Sequence[str]) -> Any:
-            # As where a large table is divided: the topic may change meanwhile.
+            # Dividing a large table takes time, in which the topic may change.
             if self.chance(0.5):
                 process.sleep(self.uniform(0, 2))
             return modulo(keys, partitions)
@@ -124,7 +125,7 @@ class TopicWorld(PublishingWorld):
         pending.clear()
 
     def publish_all(self, process: SimRuntime, store: Any) -> None:
-        """Lives of a publisher with a name, one after the other."""
+        """Run instances of a named publisher, one after the other."""
         for _ in range(1 + self.draw(3)):
             self.run_publisher(process, store, "billing", "billing")
 
@@ -148,13 +149,14 @@ class TopicWorld(PublishingWorld):
     # The consumer.
 
     def consume(self, process: SimRuntime, store: Any) -> None:
-        """One life of a consumer, which ends when it is fenced or killed."""
+        """Run one consumer process until it is fenced or killed."""
         while not self.over:
             try:
                 seen = dict(self.positions)
                 consumer = TopicConsumer(CONSUMING, seen, store=store, runtime=process)
             except (*TROUBLE, Drained, DataLoss) as error:
-                # The one before still wrote and acknowledged when the positions had been read.
+                # The previous consumer still wrote and acknowledged after this one read the
+                # positions.
                 if isinstance(error, DataLoss) and seen == self.positions:
                     raise
                 self.simulation.log(f"{process.name}: {error}")
@@ -164,7 +166,7 @@ class TopicWorld(PublishingWorld):
                 return
 
     def deliver(self, process: SimRuntime, consumer: TopicConsumer, seen: dict[str, str]) -> bool:
-        """Whether another consumer may be made in this life."""
+        """Deliver batches. Return whether this process may open another consumer."""
         while not self.over:
             try:
                 batch = consumer.next_batch()
@@ -186,7 +188,7 @@ class TopicWorld(PublishingWorld):
             except TROUBLE as error:
                 self.simulation.log(f"{process.name}: {error}")
                 if self.chance(0.2):
-                    return True  # as one that starts over at every error
+                    return True  # as a program that starts over after an error
         return False
 
     def supervise_consumer(self) -> None:
@@ -200,7 +202,7 @@ class TopicWorld(PublishingWorld):
                 if task.is_alive() and not self.over and self.plan is not CALM:
                     if self.chance(0.7):
                         self.simulation.kill(process)
-                    # Else the next one fences it.
+                    # Otherwise the next one fences it.
                 else:
                     task.join()
 
@@ -215,18 +217,20 @@ class TopicWorld(PublishingWorld):
             active = self.patiently(process, topic.read).active
             if self.chance(0.5) and len(active) < 8:
                 self.patiently(process, lambda: topic.expand(len(active) + 1 + self.draw(2)))  # noqa: B023
-                self.deeds["expanded"] += 1
+                self.happened["expanded"] += 1
             elif len(active) > 1:
                 name = active[self.draw(len(active))]
                 self.patiently(process, lambda: topic.drain(name))  # noqa: B023
-                self.deeds["drained"] += 1
+                self.happened["drained"] += 1
             if self.chance(0.2):
-                # In haste: producers may be refused, and nothing may be lost.
-                self.deeds["left"] += len(self.patiently(process, lambda: topic.remove_drained(0)))
+                # Without a delay producers may be refused, but nothing may be lost.
+                self.happened["left"] += len(
+                    self.patiently(process, lambda: topic.remove_drained(0))
+                )
             elif self.chance(0.2):
                 for name in self.patiently(process, topic.read).draining:
-                    # As one who is killed before it takes the partition out of the topic.
-                    self.deeds["sealed"] += self.patiently(process, lambda: topic.seal(name))  # noqa: B023
+                    # As if killed before it removes the partition from the topic.
+                    self.happened["sealed"] += self.patiently(process, lambda: topic.seal(name))  # noqa: B023
 
     # The end.
 
@@ -235,59 +239,65 @@ class TopicWorld(PublishingWorld):
         fail = self.simulation.fail
         found = set(chain(*self.delivered.values()))
         if lost := [record for record in self.durable if record not in found]:
-            fail(f"durable and never delivered: {lost[:5]} of {len(lost)}")
+            fail(f"durable but never delivered: {lost[:5]} of {len(lost)}")
         for partition, records in self.delivered.items():
             last: dict[bytes, int] = {}
             for record in records:
                 writer, _, number = record.rpartition(b":")
                 if writer and int(number) <= last.get(writer, -1):
-                    fail(f"{record!r} came behind {last[writer]} in {partition}")
+                    fail(f"{record!r} came after {last[writer]} in {partition}")
                 last[writer] = int(number) if writer else 0
         topic = Topic.open(URL, store=self.memory, runtime=self.director)
         for name, manifest in self.manifests().items():
             has_left = name not in topic.description.names
             if has_left and (manifest.entry_count or not manifest.sealed):
-                fail(f"{name} has left and is {manifest}")
+                fail(f"{name} has left the topic, but its manifest is {manifest}")
 
 
-def live(world: TopicWorld) -> None:
-    director = world.director
-    topic = world.create(1 + world.draw(4))
+def live(cluster: TopicCluster) -> None:
+    director = cluster.director
+    topic = cluster.create(1 + cluster.draw(4))
     for number in range(2):
-        world.supervise_producer(f"producer{number}", world.produce)
-    world.supervise_producer("publisher", world.publish_all)
-    world.supervise_consumer()
-    operator, way = world.node("operator")
-    operating = operator.spawn(lambda: world.operate(operator, way), "main")
+        cluster.supervise_producer(f"producer{number}", cluster.produce)
+    cluster.supervise_producer("publisher", cluster.publish_all)
+    cluster.supervise_consumer()
+    operator, operator_store = cluster.node("operator")
+    operating = operator.spawn(lambda: cluster.operate(operator, operator_store), "main")
     operating.join()
-    while world.producers_left:
+    while cluster.producers_left:
         director.sleep(5)
-    world.heal()
-    ends, way = world.node("publisher")
-    ends.spawn(lambda: world.open_publisher(ends, way, "billing").close(), "main").join()
+    cluster.heal()
+    last, last_store = cluster.node("publisher")
+    last.spawn(lambda: cluster.open_publisher(last, last_store, "billing").close(), "main").join()
     director.sleep(120)
     for _ in range(100):
         director.sleep(10)
-        if not topic.read().draining and all_read(world):
+        if not topic.read().draining and all_read(cluster):
             break
-    world.over = True
+    cluster.over = True
     if draining := topic.read().draining:
-        world.simulation.fail(f"still draining: {draining}")
-    world.check()
+        cluster.simulation.fail(f"still draining: {draining}")
+    cluster.check()
 
 
-def all_read(world: TopicWorld) -> bool:
-    found = set(chain(*world.delivered.values()))
-    committed = [each.records.values() for each in world.transactions if each.fate == "committed"]
-    return found.issuperset(chain(world.durable, *chain(*committed)))
+def all_read(cluster: TopicCluster) -> bool:
+    found = set(chain(*cluster.delivered.values()))
+    committed = [
+        transaction.records.values()
+        for transaction in cluster.transactions
+        if transaction.fate == "committed"
+    ]
+    return found.issuperset(chain(cluster.durable, *chain(*committed)))
 
 
-# Of a killed consumer a read-ahead is left, which the interpreter cannot end in the usual way.
+# A killed consumer leaves a prefetch generator that the interpreter cannot end in the usual way.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_topics_that_grow_and_shrink_lose_nothing_and_repeat_nothing(seed: int) -> None:
-    world = TopicWorld(seed)
-    run(world.simulation, lambda: live(world))
-    assert len(world.durable) > 100, "hardly anything was produced"
-    # How many there are is up to the seed: mostly 8 to 12, and 4 in a rare one.
-    assert world.deeds["expanded"] + world.deeds["drained"] >= 1, "the topic never changed"
-    assert len(world.delivered) >= 2
+    cluster = TopicCluster(seed)
+    run(cluster.simulation, lambda: live(cluster))
+    assert len(cluster.durable) > 100, "hardly anything was produced"
+    # The number depends on the seed: mostly 8 to 12, rarely 4.
+    assert cluster.happened["expanded"] + cluster.happened["drained"] >= 1, (
+        "the topic never changed"
+    )
+    assert len(cluster.delivered) >= 2

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from tests.spark.chaos.processes import Fleet, Job, Stream
+from tests.spark.chaos.processes import Drivers, Job, Stream
 from tests.spark.jvm import SMALL_JVM, prepare
 from tests.spark.queues import numbered, produce
 
@@ -28,8 +28,8 @@ def make(archive: Path, home: Path) -> None:
         produce(stream.store, numbered(0, 2))
     unfinished = archive.with_suffix(".new")
     job = Job(streams, f"{SMALL_JVM} -XX:ArchiveClassesAtExit={unfinished}")
-    with closing(Fleet(job, home, ahead=False)) as fleet:
-        fleet.go("drain").finish()
+    with closing(Drivers(job, home, ahead=False)) as drivers:
+        drivers.go("drain").finish()
     if unfinished.exists():
         unfinished.replace(archive)
 

@@ -61,7 +61,7 @@ KINDS |= {
 """Kinds of events that traces have."""
 
 
-class TracedFleet(SeededChoices):
+class TracedBrokers(SeededChoices):
     """Two hosts of brokers, some clients and a consumer, which are recorded."""
 
     def __init__(self, seed: int, appends: int = 5) -> None:
@@ -225,10 +225,10 @@ def notes_calls(recorder: Recorder) -> list[Mutation]:
 def record(seed: int, *mutations: Mutation, appends: int = 5) -> Trace:
     """Run the code, maybe with mutations, and return what it did."""
     with patched(*mutations):
-        fleet = TracedFleet(seed, appends)
-        calls = notes_calls(fleet.recorder)
-        run_noted(fleet.simulation, fleet.scenario, calls, is_mutated=bool(mutations))
-    return Converter(fleet.recorder).trace()
+        cluster = TracedBrokers(seed, appends)
+        calls = notes_calls(cluster.recorder)
+        run_noted(cluster.simulation, cluster.scenario, calls, is_mutated=bool(mutations))
+    return Converter(cluster.recorder).trace()
 
 
 class Converter:

@@ -23,8 +23,8 @@ from opendata_buffer.producer.ordered_uploads import OrderedUploads
 from opendata_buffer.producer.uploader import Uploader
 from opendata_buffer.queue.queue import Queue, _Append
 from tests.simulation.actors import collect_garbage
-from tests.simulation.world import MANIFEST, PASSING, PREFIX, Node
-from tests.specification.traced_world import LOST, RecordedWorld
+from tests.simulation.cluster import MANIFEST, PASSING, PREFIX, Node
+from tests.specification.recorded_cluster import LOST, RecordedCluster
 from tests.specification.traces import (
     Call,
     Event,
@@ -48,19 +48,19 @@ KINDS = {
 """Kinds of events that traces have."""
 
 
-class TracedWorld(RecordedWorld):
+class TracedCluster(RecordedCluster):
     """Producers, a consumer and a collector, which are recorded."""
 
     def __init__(self, seed: int, records: int = 8) -> None:
         super().__init__(seed)
         self.records = records
         # A write is held up for so long that the object may be gone when it lands (failure F5).
-        self.ambushes = 0.1
-        self.ambushed = ("put_if",)
+        self.request_faults = 0.1
+        self.faulty_requests = ("put_if",)
         # With every second seed, for longer than the grace period, and the append waits for it.
         late = seed % 2 == 1
         low, high = (1.05, 1.5) if late else (0.3, 1.0)
-        self.ambush_pause_s = (low * self.grace_s, high * self.grace_s)
+        self.fault_pause_s = (low * self.grace_s, high * self.grace_s)
         self.timeout_ms = 120_000 if late else 20_000
         self.disturbances = ("kill", "short pause", "outage")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
@@ -226,10 +226,10 @@ def notes_calls(recorder: Recorder) -> list[Mutation]:
 def record(seed: int, *mutations: Mutation, records: int = 8) -> Trace:
     """Run the code, maybe with mutations, and return what it did."""
     with patched(*mutations):
-        world = TracedWorld(seed, records)
-        calls = notes_calls(world.recorder)
-        run_noted(world.simulation, world.scenario, calls, is_mutated=bool(mutations))
-    return Converter(world.recorder, int(world.grace_s * 1000), world.skew_ms).trace()
+        cluster = TracedCluster(seed, records)
+        calls = notes_calls(cluster.recorder)
+        run_noted(cluster.simulation, cluster.scenario, calls, is_mutated=bool(mutations))
+    return Converter(cluster.recorder, int(cluster.grace_s * 1000), cluster.skew_ms).trace()
 
 
 class Converter:

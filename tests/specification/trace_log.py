@@ -21,9 +21,9 @@ from opendata_buffer.queue.queue import Queue, _Append, left_to_log
 from opendata_buffer.queue.reader_positions import ReaderPosition
 from opendata_buffer.queue.reader_queue import ReaderQueue
 from tests.simulation.actors import PlainProducer, collect_garbage, run_services
-from tests.simulation.test_log import INDEX, READERS, Follower, LogWorld
-from tests.simulation.world import MANIFEST, PREFIX, Node
-from tests.specification.traced_world import LOST, RecordedWorld
+from tests.simulation.cluster import MANIFEST, PREFIX, Node
+from tests.simulation.test_log import INDEX, READERS, Follower, LogCluster
+from tests.specification.recorded_cluster import LOST, RecordedCluster
 from tests.specification.traces import (
     Call,
     Event,
@@ -53,7 +53,7 @@ SEGMENTS = f"{PREFIX}/_log/"
 OPERATOR = "operator"
 
 
-class TracedWorld(RecordedWorld, LogWorld):
+class TracedLogCluster(RecordedCluster, LogCluster):
     """A log whose processes are recorded. Which promises it keeps is for TLC to say."""
 
     def __init__(self, seed: int, records: int = 24) -> None:
@@ -61,7 +61,7 @@ class TracedWorld(RecordedWorld, LogWorld):
         self.records = records
         self.names = self.names[:2]
         self.idle_s = 1.0
-        self.ambushes = 0.003
+        self.request_faults = 0.003
         # Clocks that are wrong keep a collector from deleting, which would make a dull trace.
         self.disturbances = ("kill", "short pause", "outage", "zombie")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
@@ -173,10 +173,10 @@ def record(seed: int, *mutations: Mutation, records: int = 24) -> Trace:
     """Run the code, maybe with mutations, and return what it did."""
     # Mutations first: what is noted is the call of the mutated code.
     with small(), patched(*mutations):
-        world = TracedWorld(seed, records)
-        calls = notes_calls(world.recorder)
-        run_noted(world.simulation, world.scenario, calls, is_mutated=bool(mutations))
-    return Converter(world.recorder, world.names).trace()
+        cluster = TracedLogCluster(seed, records)
+        calls = notes_calls(cluster.recorder)
+        run_noted(cluster.simulation, cluster.scenario, calls, is_mutated=bool(mutations))
+    return Converter(cluster.recorder, cluster.names).trace()
 
 
 class Converter:

@@ -247,7 +247,7 @@ class DeliveryModel:
 
     def check_complete(self, producer: str, count: int) -> None:
         """A producer that retried until all was durable: every number, once."""
-        numbers = {each.number for each in self.sink.records if each.producer == producer}
+        numbers = {record.number for record in self.sink.records if record.producer == producer}
         missing = [
             number
             for number in range(count)

@@ -104,9 +104,9 @@ class SimNetwork:
         """The kernel's part of a process's death: its ports are gone, its connections reset."""
         for address in [a for a, port in self._ports.items() if port.process is process]:
             del self._ports[address]
-        for channel in [each for each in self._channels if each.process is process]:
+        for channel in [channel for channel in self._channels if channel.process is process]:
             channel.close()
-        self._channels = [each for each in self._channels if not each.closed]
+        self._channels = [channel for channel in self._channels if not channel.closed]
 
 
 class ProcessNetwork:

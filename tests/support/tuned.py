@@ -16,7 +16,7 @@ def tuned(kind: type[Config], /, **settings: Any) -> Config:
     ``timeout_ms`` is that of its ``store_options``.
     """
     timeout_ms = settings.pop("timeout_ms", None)
-    names = {each.name for each in fields(kind)}
+    names = {field.name for field in fields(kind)}
     constants = {name: settings.pop(name) for name in settings.keys() - names}
     assert all(hasattr(kind, name) for name in constants), constants
     made = type(kind.__name__, (kind,), constants)(**settings)

@@ -29,7 +29,7 @@ def await_short(long: int, queues: list[Queue]) -> None:
     """Wait while so many batches or more are in the queues."""
     while long < FOREVER:
         manifests = [queue.read() for queue in queues]
-        if sum(each.entry_count for each in manifests if each is not None) <= long:
+        if sum(manifest.entry_count for manifest in manifests if manifest is not None) <= long:
             return
         time.sleep(0.05)
 
@@ -47,7 +47,9 @@ def main() -> None:
         for number in range(int(first), int(end)):
             records = [f"{app} {number} {k}".encode() for k in range(RECORDS_EACH)]
             transaction = Transaction(app, number)
-            for handle in [each.produce(records, transaction=transaction) for each in producers]:
+            for handle in [
+                producer.produce(records, transaction=transaction) for producer in producers
+            ]:
                 handle.result(120)
             print(number, flush=True)
             time.sleep(float(pause_s))

@@ -210,7 +210,7 @@ class Driver:
         return "\n".join(line for line in lines if not line.startswith("\tat "))
 
 
-class Fleet:
+class Drivers:
     """The driver of a job over its lives, with the next one's session always made ahead."""
 
     driver: Driver

@@ -14,7 +14,7 @@ from opendata_buffer.topic.topic import Topic
 from tests.spark.chaos.processes import (
     GRACE_MS,
     MOMENTS,
-    Fleet,
+    Drivers,
     Job,
     Stream,
     await_first_commits,
@@ -33,17 +33,17 @@ PARTITIONS = 4 if TOPIC_KILLS < 8 else 16
 """16 in the night, when there is time for more kills."""
 
 
-def kill_all(fleets: list[Fleet], writer: Writer, kills: int, rng: random.Random) -> int:
+def kill_all(jobs: list[Drivers], writer: Writer, kills: int, rng: random.Random) -> int:
     """Kill drivers in turn, each at the points where a micro-batch is half done or just done.
 
     The writer is killed as often. Returns how many transactions there are at the end.
     """
-    for fleet in fleets:
-        fleet.go()
+    for drivers in jobs:
+        drivers.go()
     count = repeats = 0
     while True:
-        fleet = fleets[count % len(fleets)]
-        driver, queries = fleet.driver, fleet.job.queries
+        drivers = jobs[count % len(jobs)]
+        driver, queries = drivers.driver, drivers.job.queries
         await_first_commits(driver, queries)
         rng.choice(MOMENTS[1:7]).await_in(driver, queries[0], rng)
         driver.kill()
@@ -54,7 +54,7 @@ def kill_all(fleets: list[Fleet], writer: Writer, kills: int, rng: random.Random
         if count >= kills and repeats:
             break
         assert count < 10 * kills, "no kill came in the middle of a micro-batch"
-        fleet.go()
+        drivers.go()
     end = writer.kill_last(3)
     writer.wait()
     return end
@@ -66,14 +66,14 @@ def test_every_record_once_at_the_end_of_a_chain(java: str, tmp_path: Path) -> N
     back = Stream.make(tmp_path, "back", "sqlite", between)
     with (
         closing(writer(front.store)) as writing,
-        closing(Fleet(Job([front], java), tmp_path, "front", ahead=False)) as first,
-        closing(Fleet(Job([back], java), tmp_path, "back", ahead=False)) as second,
+        closing(Drivers(Job([front], java), tmp_path, "front", ahead=False)) as first,
+        closing(Drivers(Job([back], java), tmp_path, "back", ahead=False)) as second,
         seeded("CHAOS_SEED") as rng,
     ):
         end = kill_all([first, second], writing, LIVES, rng)
-        for fleet in (first, second):
-            fleet.close()
-        with closing(Fleet(Job([front, back], java), tmp_path, "last", ahead=False)) as last:
+        for drivers in (first, second):
+            drivers.close()
+        with closing(Drivers(Job([front, back], java), tmp_path, "last", ahead=False)) as last:
             last.go("drain").finish()
         # A micro-batch of the front is written by two tasks; between them there is no order.
         assert sorted(value for value, *_ in back.rows()) == sorted(values("writer", end))
@@ -107,11 +107,11 @@ def test_every_transaction_is_whole_at_the_end_of_a_chain_of_topics(
     )
     with (
         closing(publisher),
-        closing(Fleet(Job([front, back], java), tmp_path)) as fleet,
+        closing(Drivers(Job([front, back], java), tmp_path)) as drivers,
         seeded("CHAOS_SEED") as rng,
     ):
-        end = kill_all([fleet], publisher, TOPIC_KILLS, rng)
-        fleet.go("drain").finish()
+        end = kill_all([drivers], publisher, TOPIC_KILLS, rng)
+        drivers.go("drain").finish()
         delivered: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         for value, *_ in back.rows():
             number, attempt, k = value.split("/")

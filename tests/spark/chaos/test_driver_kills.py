@@ -11,7 +11,7 @@ import pytest
 from tests.spark.chaos.lines import Lines
 from tests.spark.chaos.processes import (
     MOMENTS,
-    Fleet,
+    Drivers,
     Job,
     Stream,
     await_first_commits,
@@ -38,7 +38,7 @@ def test_every_record_once_in_parquet_sqlite_and_a_buffer_after_many_kills(
     with (
         closing(writer(parquet.store, sqlite.store)) as writing,
         closing(Lines(buffer)) as lines,
-        closing(Fleet(Job(streams, java), tmp_path)) as fleet,
+        closing(Drivers(Job(streams, java), tmp_path)) as drivers,
         seeded("CHAOS_SEED") as rng,
     ):
         moments = [MOMENTS[life % len(MOMENTS)] for life in range(LIVES)]
@@ -46,7 +46,7 @@ def test_every_record_once_in_parquet_sqlite_and_a_buffer_after_many_kills(
         restarts = set(rng.sample(range(LIVES), LIVES * 2 // 5))
         while moments:
             moment = moments.pop()
-            driver = fleet.go()
+            driver = drivers.go()
             if not hit:
                 await_first_commits(driver, streams)
             # One kill at least must come between the two commits: SQLite's leave time for it.
@@ -66,7 +66,7 @@ def test_every_record_once_in_parquet_sqlite_and_a_buffer_after_many_kills(
         end = writing.kill_last(3)
         writing.wait()
         lines.close()
-        check_sinks(sqlite, fleet.go("drain").finish(), end)
+        check_sinks(sqlite, drivers.go("drain").finish(), end)
         lines.check()
         for stream in streams:
             assert stream is buffer or manifest(stream.store).entry_count == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.spark.chaos.processes import Driver, Fleet, Job, Stream, wait_for
+from tests.spark.chaos.processes import Driver, Drivers, Job, Stream, wait_for
 from tests.spark.queues import filtered, manifest, produce, written
 from tests.support.killed import PATIENCE_S, seeded
 
@@ -38,8 +38,8 @@ def test_every_record_once_after_kills_of_workers(java: str, tmp_path: Path) -> 
         produce(stream.store, batches)
     # A task may fail eight times; a query whose planning process dies is started again.
     job = Job(streams, java, master="local[2,8]", restarts=40)
-    with closing(Fleet(job, tmp_path, ahead=False)) as fleet, seeded("CHAOS_SEED") as rng:
-        driver = fleet.go("drain")
+    with closing(Drivers(job, tmp_path, ahead=False)) as drivers, seeded("CHAOS_SEED") as rng:
+        driver = drivers.go("drain")
         # Not while Spark searches for formats, which it does once: it would not find this one.
         wait_for(lambda: driver.ended() or parquet.planned() >= 0, "the first micro-batch")
         kills = kill_workers(driver, rng)

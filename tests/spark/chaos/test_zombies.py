@@ -10,7 +10,7 @@ import pytest
 from tests.spark.chaos.processes import (
     MOMENTS,
     Driver,
-    Fleet,
+    Drivers,
     Job,
     Stream,
     await_first_commits,
@@ -43,17 +43,17 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
     streams = [parquet, sqlite]
     with (
         closing(writer(parquet.store, sqlite.store)) as writing,
-        closing(Fleet(Job(streams, java), tmp_path)) as fleet,
+        closing(Drivers(Job(streams, java), tmp_path)) as drivers,
         seeded("CHAOS_SEED") as rng,
     ):
-        zombie = fleet.go()
+        zombie = drivers.go()
         await_first_commits(zombie, streams)
         for moment in rng.sample(MOMENTS[1:7], FREEZES):
             moment.await_in(zombie, rng.choice(streams), rng)
             with parquet.locked(), sqlite.locked():
                 zombie.stop()
             planned = {stream: stream.planned() for stream in streams}
-            successor = fleet.go()
+            successor = drivers.go()
             # Past the zombie for good: what it planned is finished, and the next begun.
             wait_for(lambda: is_past(successor, planned), "the successor's progress")  # noqa: B023
             assert not successor.ended(), successor.errors()
@@ -66,7 +66,7 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
         zombie.kill()
         end = writing.kill_last(3)
         writing.wait()
-        check_sinks(sqlite, fleet.go("drain").finish(), end)
+        check_sinks(sqlite, drivers.go("drain").finish(), end)
 
 
 def is_past(driver: Driver, planned: dict[Stream, int]) -> bool:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from tests.simulation.world import Node, World
+from tests.simulation.cluster import Cluster, Node
 from tests.specification.traces import Recorder
 
 LOST = ("cas_lost_before", "cas_lost_after", "cas_late")
 
 
-class RecordedWorld(World):
+class RecordedCluster(Cluster):
     """Records its processes. TLC decides which promises it keeps, so the model only logs."""
 
     def __init__(self, seed: int, *arguments: Any) -> None:

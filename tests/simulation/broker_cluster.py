@@ -1,12 +1,13 @@
-"""A deployment with brokers: real producers, real workers, brokers of their own and among them.
+"""A simulated cluster with real producers, workers, and brokers.
 
-What is promised, and held against what the store saw:
+A broker runs in a process of its own, or inside a producer or a worker. The promises, which are
+compared with everything that the store saw:
 
-* a record whose handle said durable is queued once, any other at most once; one that a handle
-  gave up for good is not queued;
-* the records of one producer process are queued in the order in which it produced them;
-* each batch ends as done by one claim of one worker, and nobody else gets it while a worker that
-  was left alone holds it.
+* A record is queued once if its handle reported it durable, and at most once otherwise. A record
+  that failed for good is not queued.
+* The records of one producer process are queued in the order in which it produced them.
+* Each batch is completed once, by one worker. No other worker gets it while a worker without
+  faults holds it.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ STORE = "memory://simulation"
 MANIFEST = "ingest/manifest"
 DISTURBANCES = ("kill", "kill", "pause", "cut", "deny", "outage", "clock")
 STANDSTILL_S = 150.0
-"""Longer than any claim, delivery or takeover lasts: who stands still for it never goes on."""
+"""Seconds without progress after which a history fails. No claim, delivery, or takeover takes as
+long."""
 
 
 class Recorder(MemoryStore):
-    """Notes every entry that was ever in the manifest, also when a consumer took it since."""
+    """A store that remembers every manifest entry, also those that a consumer has removed."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__("simulation", now_ms=simulation.now_ms)
@@ -71,7 +73,7 @@ class Recorder(MemoryStore):
         return outcome
 
     def _new_entries(self, before: Manifest) -> Iterator[BatchDescriptor]:
-        """Those behind what is byte for byte as before; all of them when it is not."""
+        """Yield the entries appended since ``before``, or all entries if it is not a prefix."""
         raw, known = self.manifest.raw, before.raw[:-FOOTER_SIZE]
         if not raw.startswith(known):
             yield from self.manifest.entries()
@@ -88,17 +90,17 @@ class Recorder(MemoryStore):
 
 @dataclass(eq=False)
 class Member:
-    """One process. Its ``name`` is that of its role, which a successor takes over."""
+    """One process. Its ``name`` is its role, which the process that replaces it takes over."""
 
     name: str
     runtime: SimRuntime
     store: HarshStore
     troubled_at: float = float("-inf")
-    """Until when something is done to it."""
+    """Virtual time until which a fault may affect it."""
 
 
 def harsh_plan(random: Random) -> HarshPlan:
-    """A store that is slow, loses requests and answers, and writes late, more or less."""
+    """Draw faults of the store: delays, lost requests, lost answers, and late writes."""
     return HarshPlan(
         get_ms=random.uniform(5, 60),
         put_ms=random.uniform(5, 100),
@@ -112,8 +114,8 @@ def harsh_plan(random: Random) -> HarshPlan:
 
 
 @dataclass
-class Fleet:
-    """Hosts, producers, workers, one store, and what was promised to whom."""
+class BrokerCluster:
+    """Brokers, producers, and workers around one store, with a record of every promise."""
 
     seed: int
     hosts: int = 3
@@ -128,7 +130,7 @@ class Fleet:
     failed: set[bytes] = field(default_factory=set)
     done: Counter[int] = field(default_factory=Counter)
     handed_out: Counter[int] = field(default_factory=Counter)
-    deeds: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.simulation = Simulation(self.seed, max_steps=20_000_000)
@@ -139,7 +141,7 @@ class Fleet:
         self.director = self.simulation.process("director")
         self.members: list[Member] = []
         self.holding: dict[int, tuple[Member, float]] = {}
-        """Of each batch in work the worker, and since when."""
+        """The worker that holds each claimed batch, and the time of its claim."""
         self.claims: dict[int, float] = {}
         self.taken: set[int] = set()
         self.tasks: list[SimTask] = []
@@ -209,7 +211,7 @@ class Fleet:
             try:
                 handle.result()
             except CommitStateUnknown:
-                self.deeds["unknown"] += 1
+                self.happened["unknown"] += 1
             except (Conflict, QueueFull, TransientStorageError):
                 self.failed.add(record)
             else:
@@ -246,21 +248,21 @@ class Fleet:
         worker.close()
 
     def _handed_out(self, batch: ClaimedBatch, member: Member, now: float) -> None:
-        """Nobody gets a batch that a worker holds who was left alone since it got it."""
+        """Note a claim; fail if a worker without faults still holds the batch."""
         sequence = batch.sequence
         self.handed_out[sequence] += 1
         holding = self.holding.get(sequence)
         if self.done[sequence]:
-            self.simulation.fail(f"batch {sequence} is handed out and was done")
+            self.simulation.fail(f"batch {sequence} is handed out although it was done")
         if holding is not None and holding[0].troubled_at < holding[1]:
             self.simulation.fail(
-                f"batch {sequence} goes to {member.runtime.name} while "
-                f"{holding[0].runtime.name} has it since {holding[1]:.3f}"
+                f"batch {sequence} is given to {member.runtime.name}, but "
+                f"{holding[0].runtime.name} has held it since {holding[1]:.3f}"
             )
         self.holding[sequence] = member, now
 
     def _finish(self, batch: ClaimedBatch, member: Member) -> None:
-        # Now and then longer than a claim lasts without a heartbeat.
+        # Now and then work longer than a claim lasts without a heartbeat.
         longest = 2.5 * CLAIM_TIMEOUT_MS / 1000 if self.random.random() < 0.03 else self.work_s
         member.runtime.sleep(self.random.uniform(0, longest))
         ends = self.random.random() < 0.95
@@ -282,7 +284,8 @@ class Fleet:
                 continue
             except ClaimLost:
                 holding = self.holding.get(batch.sequence)
-                # Asked before, and no broker answered for as long as a claim lasts: nobody knows.
+                # If it has asked before and no broker answered within the life of a claim, the
+                # loss may have a reason that nobody sees.
                 if (
                     holding is not None
                     and holding[0] is member
@@ -303,14 +306,14 @@ class Fleet:
             del self.holding[batch.sequence]
 
     def fence(self, member: Member) -> None:
-        """Another consumer takes the queue for a moment, and a batch from its front."""
+        """Let another consumer take the queue over now and then, and remove the first batch."""
         runtime = member.runtime
         queue = Queue(member.store, ProducerConfig(store=STORE), runtime=runtime, role="consumer")
         while not self.closing:
             runtime.sleep(self.random.uniform(5, 15))
             try:
                 manifest = queue.claim_epoch(None)
-                self.deeds["fence"] += 1
+                self.happened["fence"] += 1
                 if manifest.entry_count:
                     first = manifest.first_sequence
                     self.taken.add(first)
@@ -318,21 +321,21 @@ class Fleet:
             except OpenDataBufferError as error:
                 self.simulation.log(f"{runtime.name}: {error}")
 
-    # What is done to them.
+    # Faults.
 
     def disturb(self) -> None:
         victim = self.random.choice(self.members)
-        deed = self.random.choice(self.disturbances)
-        self.deeds[deed] += 1
+        fault = self.random.choice(self.disturbances)
+        self.happened[fault] += 1
         name = victim.runtime.name
-        if deed == "kill":
+        if fault == "kill":
             self._kill(victim)
             self.start(victim.name, self.lives[victim.name])
-        elif deed == "pause":
+        elif fault == "pause":
             seconds = self.random.uniform(0.5, 12)
             self._trouble(victim, seconds)
             self.simulation.pause(victim.runtime, seconds)
-        elif deed == "cut":
+        elif fault == "cut":
             other = self.random.choice(self.members)
             if other is not victim:
                 seconds = self.random.uniform(0.5, 8)
@@ -341,16 +344,16 @@ class Fleet:
                 self._trouble(other, seconds)
                 self.network.cut(victim.runtime, other.runtime)
                 self._later(seconds, lambda: self.network.heal(victim.runtime, other.runtime))
-        elif deed == "deny":
+        elif fault == "deny":
             self.simulation.log("the discovery record is deleted")
             self.store.delete_many(["ingest/_broker.json"])
-        elif deed == "outage":
+        elif fault == "outage":
             seconds = self.random.uniform(0.5, 15)
             self.simulation.log(f"outage of the store for {name} for {seconds:.1f} s")
             self._trouble(victim, seconds)
             victim.store.plan = replace(self.plan, get_errors=1.0, cas_lost_after=1.0)
             self._later(seconds, lambda: setattr(victim.store, "plan", self.plan))
-        elif deed == "clock":
+        elif fault == "clock":
             self._trouble(victim, 0)
             victim.runtime.clock_skew_ms = self.random.randrange(-900_000, 900_000)
 
@@ -363,7 +366,7 @@ class Fleet:
             victim.store.land_late_puts()
 
     def _trouble(self, victim: Member, seconds: float) -> None:
-        # Until what it has had to repeat afterwards is over.
+        # Five more seconds, in which it repeats the requests that failed.
         victim.troubled_at = max(victim.troubled_at, self.simulation.now + seconds + 5)
 
     def _later(self, seconds: float, work: Callable[[], None]) -> None:
@@ -373,7 +376,7 @@ class Fleet:
 
         self.director.spawn(wait, "later")
 
-    # The run.
+    # The history.
 
     def main(self) -> None:
         for number in range(self.hosts):
@@ -390,14 +393,14 @@ class Fleet:
             self.director.sleep(self.random.uniform(0.2, 2.5))
             self.disturb()
         self.closing = True
-        # The other consumer may take the queue once more in this time.
+        # The other consumer may take the queue over once more in this time.
         self.director.sleep(15 if self.fences else self.random.uniform(0, 15))
         self.plan = HarshPlan(get_ms=20, put_ms=20, cas_ms=20)
         for member in self.members:
             member.store.plan = self.plan
         if self.fences:
-            # Who was fenced stays it; new brokers take the queue back.
-            for victim in [each for each in self.members if not each.name.startswith("prod")]:
+            # A fenced process stays fenced. New brokers take the queue back.
+            for victim in [member for member in self.members if not member.name.startswith("prod")]:
                 self._kill(victim)
                 self.start(victim.name, self.lives[victim.name])
         self._await_drained()
@@ -407,7 +410,7 @@ class Fleet:
         self.check()
 
     def _await_drained(self) -> None:
-        # How long all of it takes depends on how much there is; that it goes on does not.
+        # The whole backlog may take any time, but there must always be progress.
         before: tuple[int, int] | None = None
         until = self.simulation.now
         while self.store.manifest.entry_count or self._producing():
@@ -417,14 +420,16 @@ class Fleet:
                 until = self.simulation.now + STANDSTILL_S
             elif self.simulation.now > until:
                 self.simulation.fail(
-                    f"nothing was done for {STANDSTILL_S:g} s: {self.store.manifest}, held by "
+                    f"no progress for {STANDSTILL_S:g} s: {self.store.manifest}, held by "
                     f"{[(k, member.runtime.name) for k, (member, _) in self.holding.items()]}"
                 )
             self.director.sleep(1)
 
     def _producing(self) -> int:
-        """How many producers that were left alive have not ended yet."""
-        producing = {id(each.runtime) for each in self.members if each.name.startswith("producer")}
+        """Return the number of living producers that have not ended yet."""
+        producing = {
+            id(member.runtime) for member in self.members if member.name.startswith("producer")
+        }
         return sum(task.is_alive() and id(task.process) in producing for task in self.tasks)
 
     def check(self) -> None:
@@ -446,13 +451,13 @@ class Fleet:
             if self.done[sequence] > 1:
                 self.simulation.fail(f"batch {sequence} was done {self.done[sequence]} times")
             if not self.handed_out[sequence] and sequence not in self.taken:
-                self.simulation.fail(f"batch {sequence} left the queue and nobody got it")
+                self.simulation.fail(f"batch {sequence} left the queue, but no worker got it")
         for record in self.durable - seen.keys():
-            self.simulation.fail(f"{record!r} was said to be durable and is not queued")
+            self.simulation.fail(f"{record!r} was reported durable but is not queued")
         for record in self.failed & seen.keys():
-            self.simulation.fail(f"{record!r} was said to have failed and is queued")
+            self.simulation.fail(f"{record!r} was reported failed but is queued")
 
 
-def simulate(fleet: Fleet) -> Fleet:
-    run(fleet.simulation, fleet.main)
-    return fleet
+def simulate(cluster: BrokerCluster) -> BrokerCluster:
+    run(cluster.simulation, cluster.main)
+    return cluster

@@ -1,4 +1,4 @@
-"""One simulated deployment: a shared store, a network per process, faults, and the rules."""
+"""A simulated cluster: processes that share one store, faults, and a model of the promises."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.tuned import tuned
 T = TypeVar("T")
 
 PASSING = (TransientStorageError, Conflict)
-"""What a caller answers with another try."""
+"""Errors after which a caller tries again."""
 
 PREFIX = "ingest"
 MANIFEST = "ingest/manifest"
@@ -37,7 +37,7 @@ DRAIN_S = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Node:
-    """One process of the deployment and its way to the store.
+    """One process of the cluster and its connection to the store.
 
     A machine that ``sleeps`` stops the monotonic clock when it is paused. Its wall clock does not
     jump: with both clocks wrong the process cannot find out how much time passed.
@@ -49,28 +49,28 @@ class Node:
     sleeps: bool
 
 
-class World(SeededChoices):
-    """A deployment whose every choice comes from the seed.
+class Cluster(SeededChoices):
+    """A cluster whose every choice comes from the seed.
 
-    Processes suffer ``disturbances`` at random times. ``ambushes`` is the chance that a process is
-    paused or killed just when one of the ``ambushed`` requests arrives. When all is ``calm``,
-    faults are healed and no process is killed or paused any more.
+    Processes suffer ``disturbances`` at random times. ``request_faults`` is the chance that a
+    process is paused or killed just when one of its ``faulty_requests`` arrives at the store. Once
+    the cluster is ``calm``, faults are healed and no process is killed or paused.
     """
 
     def __init__(self, seed: int, model: type[DeliveryModel] = DeliveryModel) -> None:
         self.disturbances = DISTURBANCES
-        self.ambushes = 0.01
-        self.ambushed: tuple[str, ...] = ("put", "put_if", "list", "delete")
-        self.ambush_pause_s: tuple[float, float] | None = None
-        """Shortest and longest; default 0 to 2.5 grace periods."""
+        self.request_faults = 0.01
+        self.faulty_requests: tuple[str, ...] = ("put", "put_if", "list", "delete")
+        self.fault_pause_s: tuple[float, float] | None = None
+        """Shortest and longest pause at a request, seconds; default 0 to 2.5 grace periods."""
         self.idle_s = 0.3
-        """Longest usual time between two calls of an actor."""
+        """Longest usual time between two calls of an actor, seconds."""
         self.write_s = 0.0
-        """How far ahead of time a sink names its batches, seconds."""
+        """How far in the future a sink dates the names of its batches, seconds."""
         self.simulation = Simulation(seed)
         self.model = model(self.simulation.fail, PREFIX, MANIFEST)
         self.store_skew_ms = 0
-        """How far the clock of the store itself is off."""
+        """Error of the store's own clock, milliseconds."""
         self.memory = MemoryStore(
             "simulation", now_ms=lambda: self.simulation.now_ms() + self.store_skew_ms
         )
@@ -101,8 +101,8 @@ class World(SeededChoices):
             jitter=0.5,
         )
         self.director = self.simulation.process("director")
-        self.deeds: Counter[str] = Counter()
-        """What was done to processes."""
+        self.happened: Counter[str] = Counter()
+        """How often each kind of fault hit a process."""
         self.listed: dict[str, float] = {}
         """When each process last listed the store."""
         self._nodes: list[Node] = []
@@ -110,7 +110,7 @@ class World(SeededChoices):
     # Processes.
 
     def node(self, name: str) -> Node:
-        """A new process; every second one has a clock that is up to 15 minutes wrong."""
+        """Start a process. Half of them have a clock that is up to 15 minutes wrong."""
         skew_ms = self._clock_error_ms() if self.chance(0.5) else 0
         runtime = self.simulation.process(
             f"{name}#{len(self._nodes)}", clock_skew_ms=0 if self.calm else skew_ms
@@ -120,7 +120,7 @@ class World(SeededChoices):
             self.simulation,
             self.model,
             runtime.name,
-            on_access=lambda operation, key: self._ambush(node, operation, key),
+            on_access=lambda operation, key: self._disturb_request(node, operation, key),
         )
         store = HarshStore(watched, runtime, self.plan, seed=self.draw(2**32))
         node = Node(runtime.name, runtime, store, self.chance(0.5))
@@ -130,7 +130,7 @@ class World(SeededChoices):
     def patiently(
         self, node: Node, call: Callable[[], T], failures: tuple[type[Exception], ...] = PASSING
     ) -> T:
-        """Try again while storage does not answer."""
+        """Repeat a call until it raises none of ``failures``."""
         while True:
             try:
                 return call()
@@ -139,7 +139,7 @@ class World(SeededChoices):
                 node.runtime.sleep(1)
 
     def work(self, node: Node) -> None:
-        """What an actor does between two calls; now and then there is nothing to do for long."""
+        """Wait as an actor does between two calls; now and then for a long time."""
         longest = self.idle_s if self.chance(0.95) else self.grace_s / 2
         node.runtime.sleep(self.uniform(0, longest))
 
@@ -151,7 +151,7 @@ class World(SeededChoices):
         *,
         zombies: bool = False,
     ) -> SimTask:
-        """Keep a process of this name alive until its work is done, and be cruel to it."""
+        """Restart a process of this name until its work is done, and disturb it meanwhile."""
 
         def body() -> None:
             while not finished():
@@ -162,7 +162,7 @@ class World(SeededChoices):
                     if not task.is_alive() or self.calm:
                         task.join()
                     elif node.runtime.resume_at > self.simulation.now and self.chance(0.95):
-                        # It is paused; what is interesting is how it goes on.
+                        # It is paused. Wait, because the interesting part is how it continues.
                         self.director.sleep(node.runtime.resume_at - self.simulation.now)
                     elif self._disturb(node, zombies):
                         break
@@ -171,30 +171,30 @@ class World(SeededChoices):
         return self.director.spawn(body, f"supervisor of {name}")
 
     def _clock_error_ms(self) -> int:
-        """How far the clock of a process is ahead: up to 15 minutes either way."""
+        """Return a clock error for a process, up to 15 minutes either way, in milliseconds."""
         skew_ms = self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS
         return -skew_ms if self._agrees_with_wrong_dates(skew_ms) else skew_ms
 
     def _agrees_with_wrong_dates(self, skew_ms: int) -> bool:
-        """Whether the store's wrong dates would confirm to a process that its clock is right.
+        """Return whether the store's wrong dates would confirm a process's wrong clock.
 
-        Both ahead and about alike, they make a collector take young objects for old ones, and
-        nothing tells it (failure F6 promises nothing then). A clock further ahead than the dates
-        comes to agree with them when the process is paused between looking at both; one that
-        is less far ahead only gets further apart.
+        If both are ahead by about the same time, a collector takes young objects for old ones and
+        cannot notice it; failure F6 promises nothing in that case. A clock that is further ahead
+        than the dates can also come to agree with them, if the process is paused between reading
+        one and the other. A clock that is less far ahead only moves further away from them.
         """
         error_ms = self.plan.date_error_ms if self.plan.wrong_dates else 0
         tolerated_ms = max(self.grace_s * 1000 / 4, 5_000)
         return error_ms > 0 and skew_ms > 0 and skew_ms >= error_ms - tolerated_ms
 
     def _disturb(self, node: Node, zombies: bool) -> bool:
-        """Do something to a process. True when another one shall take its place."""
-        deed = self.disturbances[self.draw(len(self.disturbances))]
-        self.deeds[deed] += 1
-        match deed:
+        """Disturb a process. Return whether another process takes its place."""
+        fault = self.disturbances[self.draw(len(self.disturbances))]
+        self.happened[fault] += 1
+        match fault:
             case "kill":
                 self.simulation.kill(node.runtime)
-                # What it had sent may still arrive.
+                # Requests that it has sent may still arrive.
                 if self.chance(0.5):
                     self.director.sleep(self.uniform(0, 2))
                     node.store.land_late_puts()
@@ -213,7 +213,7 @@ class World(SeededChoices):
         return False
 
     def _outage(self, node: Node) -> None:
-        """Cut a process off from storage, wholly or in one direction, for a while."""
+        """Cut a process off from storage for a while, completely or in one direction."""
         kinds = (
             {"get_errors": 1.0},
             {"get_errors": 1.0, "put_errors": 1.0, "cas_lost_before": 1.0},
@@ -231,37 +231,41 @@ class World(SeededChoices):
 
         self.director.spawn(end, f"end of outage of {node.name}")
 
-    def _ambush(self, node: Node, operation: str, key: str) -> None:
-        """Pause or kill a process at the moment its request arrives."""
+    def _disturb_request(self, node: Node, operation: str, key: str) -> None:
+        """Pause or kill a process at the moment when its request arrives."""
         if operation == "list":
             self.listed[node.name] = self.simulation.now
-        if self.calm or operation not in self.ambushed or not self.chance(self.ambushes):
+        if (
+            self.calm
+            or operation not in self.faulty_requests
+            or not self.chance(self.request_faults)
+        ):
             return
         if self.chance(0.3):
-            self.deeds["ambush kill"] += 1
+            self.happened["kill at a request"] += 1
             self.simulation.kill(node.runtime)
         else:
-            self.deeds["ambush pause"] += 1
-            low, high = self.ambush_pause_s or (0, 2.5 * self.grace_s)
+            self.happened["pause at a request"] += 1
+            low, high = self.fault_pause_s or (0, 2.5 * self.grace_s)
             self._pause(node, self.uniform(low, high))
 
     def _pause(self, node: Node, seconds: float) -> None:
         self.simulation.pause(node.runtime, seconds, suspend=node.sleeps)
 
     def heal(self) -> None:
-        """Let everything be well from now on."""
+        """Heal all faults; from now on nothing is disturbed."""
         self.calm = True
         self.log("all faults are healed")
         self.plan = HarshPlan(get_ms=20, put_ms=20, cas_ms=20, list_ms=20, delete_ms=20)
         for node in self._nodes:
-            node.runtime.clock_skew_ms = 0  # a collector whose clock is wrong deletes nothing
+            node.runtime.clock_skew_ms = 0  # a collector with a wrong clock deletes nothing
             node.store.plan = self.plan
             node.store.land_late_puts()
 
     # The end.
 
     def finish(self) -> None:
-        """Heal everything and hold the deployment to its promises."""
+        """Heal all faults and check every promise."""
         self.heal()
         self.await_drained()
         self.model.check_delivered()
@@ -273,7 +277,7 @@ class World(SeededChoices):
         return int(self.grace_s * 1000)
 
     def await_drained(self) -> None:
-        """Wait until the consumer has taken everything."""
+        """Wait until the consumer has taken everything from the queue."""
         until = self.simulation.now + DRAIN_S
         while not self.model.is_drained:
             if self.simulation.now > until:
@@ -281,20 +285,20 @@ class World(SeededChoices):
             self.director.sleep(10)
 
     def check_no_leaks(self) -> None:
-        """Wait until the collector must have been here, and look what it left."""
+        """Wait until the collector must have run, and check that it left nothing."""
         self.director.sleep(self.write_s + 4 * self.grace_s + 2 * MAX_SKEW_MS / 1000 + 3 * 120)
         left = [
             info.key
             for info in self.memory.list("").objects
             if parse_location(info.key, PREFIX) is not None
         ]
-        # A repeat at the end stays until a batch behind it is acknowledged, and the collector
-        # deletes nothing that is newer than what is queued.
+        # A repeat at the end stays until a later batch is acknowledged, and the collector deletes
+        # nothing that is newer than the queued batches.
         if left and not self.model.manifest.entry_count:
             self.fail(f"the collector left {left}")
 
     def producer(self, node: Node, config: ProducerConfig) -> Producer:
-        """A producer; where there is no queue yet, its collector is given this world's patience."""
+        """Open a producer. If there is no queue yet, create it with this cluster's grace period."""
         claim_for_writing(node.store, config, runtime=node.runtime, grace_ms=self.grace_ms)
         return Producer(config, store=node.store, runtime=node.runtime)
 
@@ -312,7 +316,7 @@ class World(SeededChoices):
             max_buffered_bytes=400 * (2 + self.draw(20)),
             delivery_timeout_ms=5_000 + self.draw(120_000 if self.chance(0.5) else 4 * grace_ms),
             timeout_ms=1_000 + self.draw(min(60_000, grace_ms // 2 - 1_000)),
-            # Now and then so small that the queue pushes back (failure F35).
+            # Now and then so small that the queue is full (failure F35).
             max_manifest_bytes=1_500 + self.draw(3_000) if self.chance(0.2) else 64 * 2**20,
         )
 
