@@ -1,4 +1,4 @@
-"""Consumers that take over from each other, and zombies that do not know it yet (F8, F9)."""
+"""Consumers take over from each other; zombies do not know it yet (failures F8, F9)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_f8_fenced_consumers_acknowledge_nothing(cluster: Cluster) -> None:
     rivals.join()
     cluster.finish()
     assert cluster.model.counts["claims"] >= 2, "no one was fenced: the scenario tests nothing"
-    # The collectors of fenced consumers have ended, also if the consumer never noticed (F9).
+    # The collectors of fenced consumers have ended, also if it never noticed (failure F9).
     collecting = {name for name, at in cluster.listed.items() if cluster.simulation.now - at < 300}
     assert collecting == {cluster.model.owner}, "only the queue's owner may collect"
 
