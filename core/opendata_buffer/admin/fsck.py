@@ -33,7 +33,7 @@ from opendata_buffer.queue.log_index import LogIndex, index_key
 from opendata_buffer.queue.log_parts import MAX_SEGMENT_BYTES, parts_folder
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import PrefixOwner, owner_key, owner_object
-from opendata_buffer.queue.ownership import misplaced
+from opendata_buffer.queue.ownership import QueueClaim, misplaced
 from opendata_buffer.queue.reader_positions import read_positions
 from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.runtime import Runtime
@@ -160,43 +160,18 @@ def check_queue(queue: Target) -> Report:
         _add_manifest_fault(report, plan, queue)
         return report
     manifest = reader.manifest()
-    if claim is None and (wrong := _wrong_marker(queue, manifest)) is not None:
-        text = "it keeps this queue out, and the queue that it names has no batch in its folder"
-        problem = Finding(None, owner_key(wrong), text, Kind.OWNER, "owner marker")
-        report.problems.append(problem)
-    elif conflict is not None:
-        raise conflict
-    acked = "" if seen is None else seen.acked_location
-    if fault := misplaced(manifest, config, store.url, acked):
-        path = config.manifest_path
-        report.problems.append(Finding(None, path, fault, Kind.PREFIX, "manifest"))
-    groups: Iterable[Sequence[BatchDescriptor]] = [manifest.entries()]
-    log, index = Log(store, config, runtime, claim.queue_id if claim else ""), None
-    if report.is_log:
+    report.problems += _prefix_problems(queue, claim, conflict, manifest)
+    handle = FetchHandle.of(config, store=store, runtime=runtime)
+    if claim is not None and claim.is_log:
+        log = Log(store, config, runtime, claim.queue_id)
         if (index_fault := _index_fault(store, log, manifest)) is not None:
             report.problems.append(index_fault)
             return report
-        index = log.need(marked=True)
-        report.problems += _hidden(log, index)
-        groups = _entries_of(report, config, log, index, manifest)
-    handle = FetchHandle.of(config, store=store, runtime=runtime)
-    for entries in groups:
-        _check_batches(report, handle, entries, runtime)
-    if report.problems:
-        # Meanwhile consumers may have dequeued entries, and a collector may have deleted their
-        # objects.
-        first = reader.manifest().first_sequence
-        if index is not None:
-            first = log.need(marked=True).floor
-        report.problems = [
-            each for each in report.problems if each.sequence is None or each.sequence >= first
-        ]
-    if index is not None:
-        known = log.need(marked=True)
-        report.problems = _joined(report.problems, LogView.of(log, known, reader.manifest()))
-        # Ignore positions that cannot be read, because status reports them.
-        positions = read_positions(log, known, unreadable=lambda _: None)
-        report.positions = {name: each.next for name, each in positions.items()}
+        _check_log(report, queue, handle, log, manifest)
+    else:
+        _check_batches(report, handle, manifest.entries(), runtime)
+        if report.problems:
+            _drop_problems_before(report, reader.manifest().first_sequence)
     try:
         read_claims(queue)
     except errors.CorruptData as error:
@@ -205,6 +180,56 @@ def check_queue(queue: Target) -> Report:
             Finding(None, key, error.text(Surface.SHELL), Kind.CLAIMS, "record of claims")
         )
     return report
+
+
+def _prefix_problems(
+    queue: Target,
+    claim: QueueClaim | None,
+    conflict: errors.PrefixConflict | None,
+    manifest: Manifest,
+) -> Iterator[Finding]:
+    """Find owner markers and entries that contradict the queue's data prefix.
+
+    Raises:
+        PrefixConflict: The prefix belongs to another queue, which has batches there.
+    """
+    if claim is None and (wrong := _wrong_marker(queue, manifest)) is not None:
+        text = "it keeps this queue out, and the queue that it names has no batch in its folder"
+        yield Finding(None, owner_key(wrong), text, Kind.OWNER, "owner marker")
+    elif conflict is not None:
+        raise conflict
+    seen = None if claim is None else claim.watermark
+    acked = "" if seen is None else seen.acked_location
+    if fault := misplaced(manifest, queue.config, queue.store.url, acked):
+        yield Finding(None, queue.config.manifest_path, fault, Kind.PREFIX, "manifest")
+
+
+def _check_log(
+    report: Report, queue: Target, handle: FetchHandle, log: Log, manifest: Manifest
+) -> None:
+    """Check the segments of a log, all batches that it keeps, and the positions of its readers."""
+    index = log.need(marked=True)
+    report.problems += _hidden(log, index)
+    for entries in _entries_of(report, queue.config, log, index, manifest):
+        _check_batches(report, handle, entries, queue.runtime)
+    # The manifest first: an entry that leaves it in between is in the index.
+    now = queue.reader().manifest()
+    index = log.need(marked=True)
+    _drop_problems_before(report, index.floor)
+    report.problems = _joined(report.problems, LogView.of(log, index, now))
+    # Ignore positions that cannot be read, because status reports them.
+    positions = read_positions(log, index, unreadable=lambda _: None)
+    report.positions = {name: each.next for name, each in positions.items()}
+
+
+def _drop_problems_before(report: Report, first: int) -> None:
+    """Drop the problems of batches that left the queue during the check.
+
+    A consumer may have dequeued them, and a collector may have deleted their objects.
+    """
+    report.problems = [
+        each for each in report.problems if each.sequence is None or each.sequence >= first
+    ]
 
 
 def _index_fault(store: Store, log: Log, manifest: Manifest) -> Finding | None:
