@@ -383,7 +383,6 @@ def rebuild_index(queue: Target) -> str | None:
     opened = queue.open_for_repair()
     manifest, queue_id = opened.claim_epoch(None), opened.queue_id
     write_consumer_info(store, config, runtime, manifest.epoch, program=REPAIR)
-    folder, positions = parts_folder(config), readers_folder(config)
     raw = read_raw(store, index_key(config))
     old = _index_in(raw, queue_id)
     log = Log(store, config, runtime, queue_id)
@@ -391,25 +390,8 @@ def rebuild_index(queue: Target) -> str | None:
     if old is not None:
         hidden = (first for first, end in old.lost if log.segments.stored_between(first, end))
         keep_from = min([old.floor, *hidden])
-    spans = {}
-    for each in store.list(folder).objects:
-        if (span := span_of_segment(each.key)) is not None:
-            spans[span] = each.key
-    new, floor = None, manifest.first_sequence
-    for span in chain_of(spans, manifest.first_sequence):
-        segment = Manifest.parse(read_bytes(store, spans[span], MAX_SEGMENT_BYTES))
-        if new is None or floor == new.end:
-            kept = segment.entries(max(keep_from, segment.first_sequence))
-            there = (each.sequence for each in kept if exists(store, each.location))
-            floor = next(there, segment.next_sequence)
-        new = new or LogIndex(queue_id, span[0], 0)
-        new = new.with_segment(Part.of(segment, spans[span].removeprefix(folder)))
-    new = log.segments.with_pages(new or LogIndex(queue_id, manifest.first_sequence, 0))
-    files = (each.key[len(positions) :] for each in store.list(positions).objects)
-    names = (each.removesuffix(".json") for each in files if "/" not in each)
-    floor = max(floor, keep_from)
-    readers = tuple(sorted(name for name in names if _reads(log, name, floor)))
-    new = replace(new, floor=floor, readers=readers, retention_ms=KEEP_ALL_MS)
+    new = log.segments.with_pages(_index_of_segments(log, manifest.first_sequence, keep_from))
+    new = replace(new, readers=_readers_from(log, new.floor), retention_ms=KEEP_ALL_MS)
     if old is not None:
         new = replace(
             new,
@@ -430,6 +412,46 @@ def rebuild_index(queue: Target) -> str | None:
             store.delete_many([index_key(config)])
     log.put_back(old, new)
     return saved
+
+
+def _index_of_segments(log: Log, end: int, keep_from: int) -> LogIndex:
+    """Build an index of the stored segments that follow one another.
+
+    Args:
+        log: The log. Its index is not read.
+        end: The first sequence of the manifest.
+        keep_from: The first sequence to keep.
+
+    Returns:
+        An index without readers and pages. Its floor is at the first batch that exists, from
+        ``keep_from`` on.
+
+    Raises:
+        CorruptManifest: A segment cannot be read.
+    """
+    store, folder = log.store, parts_folder(log.config)
+    keys = {}
+    for info in store.list(folder).objects:
+        if (span := span_of_segment(info.key)) is not None:
+            keys[span] = info.key
+    index, floor = None, end
+    for span in chain_of(keys, end):
+        segment = Manifest.parse(read_bytes(store, keys[span], MAX_SEGMENT_BYTES))
+        if index is None or floor == index.end:
+            kept = segment.entries(max(keep_from, segment.first_sequence))
+            there = (entry.sequence for entry in kept if exists(store, entry.location))
+            floor = next(there, segment.next_sequence)
+        index = index or LogIndex(log.queue_id, span[0], 0)
+        index = index.with_segment(Part.of(segment, keys[span].removeprefix(folder)))
+    return replace(index or LogIndex(log.queue_id, end, 0), floor=max(floor, keep_from))
+
+
+def _readers_from(log: Log, floor: int) -> tuple[str, ...]:
+    """Return the names of the readers with a stored position, in order; see :func:`_reads`."""
+    folder = readers_folder(log.config)
+    files = (info.key.removeprefix(folder) for info in log.store.list(folder).objects)
+    names = (file.removesuffix(".json") for file in files if "/" not in file)
+    return tuple(sorted(name for name in names if _reads(log, name, floor)))
 
 
 def _index_in(raw: bytes | None, queue_id: str) -> LogIndex | None:

@@ -222,19 +222,9 @@ def read_status(
         connect: Opens a connection to the broker; see :func:`ask_broker`.
     """
     store, config, runtime = reader.store, reader.config, reader.runtime
-    queue, notes = Target(store, config, runtime), list[str]()
-
-    def noted(read: Callable[[], T | None]) -> T | None:
-        try:
-            return read()
-        except (errors.CorruptData, errors.PermanentStorageError) as error:
-            # The status still shows a queue if an object next to the manifest is damaged, or if
-            # this user may not read it.
-            notes.append(str(error))
-            return None
-
+    queue, notes = Target(store, config, runtime), _Notes()
     # Read it before the manifest, so that the consumer's record is not the newer one.
-    consumer = noted(lambda: read_consumer_info(store, config, runtime))
+    consumer = notes.result_of(lambda: read_consumer_info(store, config, runtime))
     claim = _claim_of(queue)
     before = reader.manifest()
     most = LISTED_OF_LOG if isinstance(claim, QueueClaim) and claim.is_log else LISTED
@@ -243,8 +233,8 @@ def read_status(
     # the listing ran is not an orphan, and one that was dequeued and collected is not missing.
     after, view, refused, grace_ms = _see(queue, claim, reader.manifest())
     missing = None if view is None else _missing_of(view, consumer, after)
-    if view is not None and missing is not None:
-        view = replace(view, missing=((missing.first, missing.end),))
+    if view is not None:
+        view = _without(view, missing)
     found = summarise(before, after, listing, store.url, config, runtime.now_ms(), view)
     notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
     if held := _unaccounted(queue, after, view, listing, grace_ms):
@@ -252,37 +242,20 @@ def read_status(
     sizes = {each.key: each.size for each in listing.objects}
     log_status, records = None, dict[str, Any]()
     if view is not None:
-
-        def unreadable(error: errors.CorruptData) -> None:
-            notes.append(str(error))
-
-        readers = noted(lambda: readers_of(queue, view, unreadable=unreadable)) or []
-        if not listing.truncated:
-            readers = [_with_bytes(each, view, sizes) for each in readers]
-        log_status = _log_status(view, readers, missing)
-        notes += [*_log_notes(view, readers), *_missing_positions(readers, queue.hint)]
-        gone, stuck = _gone(view, readers, missing)
-        notes += [gone] if gone else []
-        refused = refused or (gone if stuck else "")
-        damage = "" if gone else _first_damage(view, readers)
-        if damage:
-            notes.append(damage)
-            refused = refused or damage
+        known_sizes = None if listing.truncated else sizes
+        log_status, faults = _read_log(queue, view, missing, known_sizes, notes)
+        refused = refused or faults
     else:  # in a log, each reader has its own number of waiting records
         records = _records(store, runtime, {queue.prefix: after}, sizes)
     transactions = open_among(queue, {queue.prefix: after})
     notes += _stale(transactions, store.url, config)
-    announced = noted(lambda: Lease(store, config, runtime).read())
+    announced = notes.result_of(lambda: Lease(store, config, runtime).read())
     if announced is not None and announced.fault:
         notes.append(announced.fault)
         announced = None
     names = quarantined_names(store, queue.prefix)
     reports = list_quarantine(
-        store,
-        queue.prefix,
-        runtime,
-        names=names[-SHOWN:],
-        unreadable=lambda error: notes.append(str(error)),
+        store, queue.prefix, runtime, names=names[-SHOWN:], unreadable=notes.add
     )
     return replace(
         found,
@@ -291,7 +264,7 @@ def read_status(
         log=log_status,
         consumer=consumer,
         broker=None if announced is None else ask_broker(announced, connect),
-        claims=noted(lambda: read_claims(queue)),
+        claims=notes.result_of(lambda: read_claims(queue)),
         undecided=len(transactions),
         oldest_undecided_seconds=max(
             (each.age_seconds or 0.0 for each in transactions), default=None
@@ -302,6 +275,55 @@ def read_status(
         notes=tuple(notes),
         refused=refused,
     )
+
+
+class _Notes(list[str]):
+    """What an operator should know about a queue, apart from its numbers."""
+
+    def add(self, error: Exception) -> None:
+        """Note an error."""
+        self.append(str(error))
+
+    def result_of(self, read: Callable[[], T | None]) -> T | None:
+        """Call a function. If it cannot read its object, note the error and return None.
+
+        The status still shows a queue if an object next to the manifest is damaged, or if this
+        user may not read it.
+        """
+        try:
+            return read()
+        except (errors.CorruptData, errors.PermanentStorageError) as error:
+            self.add(error)
+            return None
+
+
+def _read_log(
+    queue: Target,
+    view: LogView,
+    missing: Missing | None,
+    sizes: Mapping[str, int] | None,
+    notes: _Notes,
+) -> tuple[LogStatus, str]:
+    """Read the positions of a log's readers, and the segments that they read next.
+
+    Args:
+        queue: The log.
+        view: All that it keeps.
+        missing: The batches whose objects are gone.
+        sizes: Bytes of the batches, by key; None if some are not known.
+        notes: Gets what is wrong.
+
+    Returns:
+        The status of the log; and why its readers fail, empty if they do not.
+    """
+    readers = notes.result_of(lambda: readers_of(queue, view, unreadable=notes.add)) or []
+    if sizes is not None:
+        readers = [_with_bytes(reader, view, sizes) for reader in readers]
+    notes += [*_log_notes(view, readers), *_missing_positions(readers, queue.hint)]
+    gone, stuck = _gone(view, readers, missing)
+    damage = "" if gone else _first_damage(view, readers)
+    notes += [note for note in (gone, damage) if note]
+    return _log_status(view, readers, missing), gone if stuck else damage
 
 
 def _unaccounted(
@@ -501,6 +523,13 @@ def _missing_of(view: LogView, consumer: ConsumerInfo | None, manifest: Manifest
         return None  # another note reports parts that cannot be read
 
 
+def _without(view: LogView, missing: Missing | None) -> LogView:
+    """Return the view of a log that knows which objects are gone."""
+    if missing is None:
+        return view
+    return replace(view, missing=((missing.first, missing.end),))
+
+
 def _gone(
     view: LogView, readers: Sequence[ReaderStatus], missing: Missing | None
 ) -> tuple[str, bool]:
@@ -637,47 +666,13 @@ class TopicStatus:
 
 def read_topic(target: Target, topic: Topic) -> TopicStatus:
     """Read the description, then all manifests and records of consumers in parallel."""
-    description, runtime = topic.read(), target.runtime
-    notes = list[str]()
+    description, runtime, notes = topic.read(), target.runtime, _Notes()
     known = dict[str, Sequence[str]]()  # the readers of each active partition
-
-    def read(partition: Partition) -> tuple[PartitionStatus, Manifest]:
-        queue = target.queue(partition.name)
-        consumer = None
-        with suppress(errors.CorruptData):
-            consumer = read_consumer_info(queue.store, queue.config, runtime)
-        claim = _claim_of(queue)
-        manifest, log, refused, grace_ms = _see(queue, claim, queue.reader().find())
-        view, log_status = log or manifest, None
-        if log is not None:
-            missing = _missing_of(log, consumer, manifest)
-            if missing is not None:
-                log = view = replace(log, missing=((missing.first, missing.end),))
-            readers = readers_of(queue, log, unreadable=lambda error: notes.append(str(error)))
-            notes.extend(_missing_positions(readers, queue.hint))
-            if partition.state is State.ACTIVE:
-                known[partition.name] = log.index.readers
-            log_status = _log_status(log, readers, missing)
-            gone, stuck = _gone(log, readers, missing)
-            notes.extend([gone] if gone else [])
-            refused = refused or (gone if stuck else _first_damage(log, readers))
-        status = PartitionStatus(
-            name=partition.name,
-            state=str(partition.state),
-            queue_length=view.entry_count,
-            oldest_age_seconds=view.age_s(runtime.now_ms()),
-            next_sequence=manifest.next_sequence,
-            epoch=_epoch(manifest),
-            manifest_bytes=manifest.size,
-            grace_period_ms=grace_ms,
-            quarantined=len(quarantined_names(queue.store, partition.name)),
-            consumer=consumer,
-            log=log_status,
-            refused=refused,
-        )
-        return status, manifest
-
-    read_all = in_parallel(runtime, read, description.partitions)
+    read_all = in_parallel(
+        runtime,
+        lambda partition: _read_partition(target, partition, known, notes),
+        description.partitions,
+    )
     manifests = {each.name: manifest for each, manifest in read_all}
     transactions = open_among(target, manifests)
     undecided = Counter(each.partition for each in transactions)
@@ -696,6 +691,56 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
         transactions=tuple(transactions),
         notes=(*sorted(notes), *_stale(transactions, topic.url, target.config)),
     )
+
+
+def _read_partition(
+    target: Target, partition: Partition, known: dict[str, Sequence[str]], notes: _Notes
+) -> tuple[PartitionStatus, Manifest]:
+    """Read one partition of a topic.
+
+    Args:
+        target: The topic.
+        partition: The partition.
+        known: Gets the readers of the partition if it is an active one of a log.
+        notes: Gets what is wrong.
+
+    Returns:
+        The status, without open transactions; and the manifest.
+    """
+    queue = target.queue(partition.name)
+    consumer = None
+    with suppress(errors.CorruptData):
+        consumer = read_consumer_info(queue.store, queue.config, queue.runtime)
+    claim = _claim_of(queue)
+    manifest, log, refused, grace_ms = _see(queue, claim, queue.reader().find())
+    log_status = None
+    if log is not None:
+        missing = _missing_of(log, consumer, manifest)
+        log = _without(log, missing)
+        readers = readers_of(queue, log, unreadable=notes.add)
+        notes += _missing_positions(readers, queue.hint)
+        if partition.state is State.ACTIVE:
+            known[partition.name] = log.index.readers
+        log_status = _log_status(log, readers, missing)
+        gone, stuck = _gone(log, readers, missing)
+        notes += [gone] if gone else []
+        refused = refused or (gone if stuck else _first_damage(log, readers))
+    view = log or manifest
+    status = PartitionStatus(
+        name=partition.name,
+        state=str(partition.state),
+        queue_length=view.entry_count,
+        oldest_age_seconds=view.age_s(queue.runtime.now_ms()),
+        next_sequence=manifest.next_sequence,
+        epoch=_epoch(manifest),
+        manifest_bytes=manifest.size,
+        grace_period_ms=grace_ms,
+        quarantined=len(quarantined_names(queue.store, partition.name)),
+        consumer=consumer,
+        log=log_status,
+        refused=refused,
+    )
+    return status, manifest
 
 
 def running_consumer(queue: Target) -> str:

@@ -528,21 +528,10 @@ class Session:
                 f"a client asks for {op[:50]!r} and has not shown that it may write in the queue"
             )
         if op in _ANSWERED_LATER:
-            with self._lock:
-                if self._open >= protocol.MAX_OPEN_REQUESTS:
-                    raise protocol.ProtocolError(
-                        f"a client has {self._open} unanswered requests: more are not taken"
-                    )
-                self._open += 1
+            self._count_open()
         match op:
             case "written":
-                if self._has_written:
-                    raise protocol.ProtocolError(
-                        "a client shows for the second time that it may write"
-                    )
-                self._has_written = True
-                proven = partial(self._proven, protocol.whole(body, "n"))
-                self._broker.proofs.check(self._end.proof_name, self._end.write_proof(), proven)
+                self._check_proof(protocol.whole(body, "n"))
             case "append":
                 append = protocol.parse_append(body, self._broker.data_path_prefix, self._answer)
                 with self._lock:
@@ -566,19 +555,38 @@ class Session:
                     protocol.PauseRequest(protocol.whole(body, "n"), self._answer, writes)
                 )
             case "renew":
-                # The client still waits for these appends, and has received a later clock.
-                numbers, heard = protocol.parse_renewal(body), protocol.moment_of(body.get("clock"))
-                with self._lock:
-                    for number in numbers:
-                        waiting = self._pending.get(number)
-                        if waiting is not None and waiting.heard.precedes(heard):
-                            waiting.heard = heard
+                self._renew(protocol.parse_renewal(body), protocol.moment_of(body.get("clock")))
             case "ping":
                 self._send_answer({"op": "pong", "next": self._broker.next_sequence})
             case "stats":
                 self._send_answer({"op": "stats", **self._broker.stats()})
             case _:
                 raise protocol.ProtocolError(f"unknown request {op[:50]!r} of a client")
+
+    def _count_open(self) -> None:
+        """Count one more request that is not answered yet, and refuse it if there are too many."""
+        with self._lock:
+            if self._open >= protocol.MAX_OPEN_REQUESTS:
+                raise protocol.ProtocolError(
+                    f"a client has {self._open} unanswered requests: more are not taken"
+                )
+            self._open += 1
+
+    def _check_proof(self, number: int) -> None:
+        """Check in the store that the client may write to the queue, and answer it then."""
+        if self._has_written:
+            raise protocol.ProtocolError("a client shows for the second time that it may write")
+        self._has_written = True
+        proven = partial(self._proven, number)
+        self._broker.proofs.check(self._end.proof_name, self._end.write_proof(), proven)
+
+    def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
+        """Note that the client still waits for these appends, and has received a later clock."""
+        with self._lock:
+            for number in numbers:
+                waiting = self._pending.get(number)
+                if waiting is not None and waiting.heard.precedes(heard):
+                    waiting.heard = heard
 
     def _dispatcher(self, body: protocol.Body) -> Dispatcher:
         if self._broker.dispatcher is None:

@@ -98,14 +98,7 @@ def enable(
     the oldest batch. Asks first, because no consumer without a reader's name can read it then.
     Where a partition of a topic lacks a reader that others have, the reader is registered there.
     """
-    given: dict[str, int | None] = {}
-    if retention is not None:
-        given["retention_ms"] = None if retention == "none" else options.duration_ms(retention)
-    if retention_bytes is not None:
-        size = None if retention_bytes == "none" else options.size_bytes(retention_bytes)
-        given["retention_bytes"] = size
-    if reader_expiry is not None:
-        given["reader_expiry_ms"] = options.duration_ms(reader_expiry)
+    given = _limits(retention, retention_bytes, reader_expiry)
     target = target_of(runtime, queue)
     if target.topic is None:  # A partition may not have been written yet.
         target.reader().manifest()
@@ -116,25 +109,8 @@ def enable(
         which = "the queue" if target.topic is None else plural(len(plain), "partition")
         confirm(f"{which} of {target.store.url} will be a log with named readers. {MEANS}", yes)
     enabled = _enable_all(target, given)
-    for partition, (index, made, registered) in enabled.items():
-        fields = {
-            "partition": partition,
-            "made": made,
-            "first_sequence": index.floor,
-            "retention_ms": index.retention_ms,
-            "retention_bytes": index.retention_bytes,
-            "reader_expiry_ms": index.reader_expiry_ms,
-            "registered": registered,
-        }
-        kept = format_retention(index.retention_ms, index.retention_bytes)
-        line = (
-            f"{partition}: {'is a log now' if made else 'is a log'}, from sequence "
-            f"{index.floor:,} on; retention: {kept}; readers expire after "
-            f"{format_span(index.reader_expiry_ms)}"
-        )
-        for name, sequence in registered.items():
-            line += f"\n{partition}: registered reader {name}, from sequence {sequence:,} on"
-        click.echo(json.dumps(fields) if as_json else line)
+    for partition, found in enabled.items():
+        _print_enabled(partition, *found, as_json=as_json)
     if any(made for _, made, _ in enabled.values()):
         click.echo(V1_WARNING, err=True)
     if target.topic is None:
@@ -153,6 +129,45 @@ def enable(
                 f"--partition {lacking}' lets it go on with the oldest batch that is kept.",
                 err=True,
             )
+
+
+def _limits(
+    retention: str | None, retention_bytes: str | None, reader_expiry: str | None
+) -> dict[str, int | None]:
+    """Return the limits of a log that were given as options; None for a limit of 'none'."""
+    given: dict[str, int | None] = {}
+    if retention is not None:
+        given["retention_ms"] = None if retention == "none" else options.duration_ms(retention)
+    if retention_bytes is not None:
+        size = None if retention_bytes == "none" else options.size_bytes(retention_bytes)
+        given["retention_bytes"] = size
+    if reader_expiry is not None:
+        given["reader_expiry_ms"] = options.duration_ms(reader_expiry)
+    return given
+
+
+def _print_enabled(
+    partition: str, index: LogIndex, made: bool, registered: dict[str, int], *, as_json: bool
+) -> None:
+    """Print what 'readers enable' did to one queue."""
+    fields = {
+        "partition": partition,
+        "made": made,
+        "first_sequence": index.floor,
+        "retention_ms": index.retention_ms,
+        "retention_bytes": index.retention_bytes,
+        "reader_expiry_ms": index.reader_expiry_ms,
+        "registered": registered,
+    }
+    kept = format_retention(index.retention_ms, index.retention_bytes)
+    line = (
+        f"{partition}: {'is a log now' if made else 'is a log'}, from sequence "
+        f"{index.floor:,} on; retention: {kept}; readers expire after "
+        f"{format_span(index.reader_expiry_ms)}"
+    )
+    for name, sequence in registered.items():
+        line += f"\n{partition}: registered reader {name}, from sequence {sequence:,} on"
+    click.echo(json.dumps(fields) if as_json else line)
 
 
 def _enable_all(

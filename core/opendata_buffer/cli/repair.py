@@ -80,39 +80,22 @@ def fsck(
     for each in target.written():
         where = "" if target.topic is None else f"{each.prefix}: "
         report = check_queue(each)
-        plan, left = plan_repair(report, each.hint)
-        repaired: list[tuple[Finding, str | None]] = []
         tries = repair_found and not report.ok
+        repaired: list[tuple[Finding, str | None]] = []
         if tries:
             if not as_json:
                 _print_report(report, where, every=True)
-            for finding in plan:
-                click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
-            for finding, reason in left:
-                click.echo(f"not repaired: {finding.name}: {reason}", err=as_json)
-            if plan and not dry_run:
-                what = plural(len(plan), "problem")
-                confirm(f"{what} of {each.prefix!r} will be repaired", yes)
-                repaired = repair(each, plan)
+            repaired = _repair(each, report, dry_run=dry_run, yes=yes, as_json=as_json)
+            if repaired:
                 report = check_queue(each)
-                plan, left = plan_repair(report, each.hint)
         if as_json:
-            fields = {"ok": report.ok, **asdict(report), "partition": each.prefix}
-            del fields["is_log"], fields["positions"]
-            if tries:
-                fields["repaired"] = [
-                    {**asdict(finding), "copy": copy} for finding, copy in repaired
-                ]
-            click.echo(json.dumps(fields))
+            _print_as_json(each, report, repaired if tries else None)
         else:
-            for finding, copy in repaired:
-                copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
-                click.echo(f"repaired {finding.name} ({finding.kind}); {copied}")
-                if finding.kind is Kind.MANIFEST:
-                    click.echo(_after_rebuild(each) if report.is_log else GO_ON)
+            _print_repaired(each, report, repaired)
             if repaired or not tries:
                 _print_report(report, where)
         if not report.ok:
+            plan, left = plan_repair(report, each.hint)
             problems[each.config.manifest_path] = len(left) if dry_run else len(report.problems)
             repairable += len(plan)
             reasons += [reason for _, reason in left]
@@ -128,6 +111,53 @@ def fsck(
             f"the {'queue' if len(problems) == 1 else 'queues'} with manifest "
             f"{', '.join(map(repr, problems))}: {advice}"
         )
+
+
+def _repair(
+    queue: Target, report: Report, *, dry_run: bool, yes: bool, as_json: bool
+) -> list[tuple[Finding, str | None]]:
+    """Print how the problems of a queue are repaired, and repair them.
+
+    Returns:
+        The repaired problems, each with the key of the copy.
+    """
+    plan, left = plan_repair(report, queue.hint)
+    for finding in plan:
+        click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
+    for finding, reason in left:
+        click.echo(f"not repaired: {finding.name}: {reason}", err=as_json)
+    if not plan or dry_run:
+        return []
+    confirm(f"{plural(len(plan), 'problem')} of {queue.prefix!r} will be repaired", yes)
+    return repair(queue, plan)
+
+
+def _print_as_json(
+    queue: Target, report: Report, repaired: list[tuple[Finding, str | None]] | None
+) -> None:
+    """Print the line of one queue.
+
+    Args:
+        queue: The queue.
+        report: Its last check.
+        repaired: The repaired problems; None if none was to be repaired.
+    """
+    fields = {"ok": report.ok, **asdict(report), "partition": queue.prefix}
+    del fields["is_log"], fields["positions"]
+    if repaired is not None:
+        fields["repaired"] = [{**asdict(finding), "copy": copy} for finding, copy in repaired]
+    click.echo(json.dumps(fields))
+
+
+def _print_repaired(
+    queue: Target, report: Report, repaired: list[tuple[Finding, str | None]]
+) -> None:
+    """Print a line for each repaired problem, and where readers continue after it."""
+    for finding, copy in repaired:
+        copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
+        click.echo(f"repaired {finding.name} ({finding.kind}); {copied}")
+        if finding.kind is Kind.MANIFEST:
+            click.echo(_after_rebuild(queue) if report.is_log else GO_ON)
 
 
 def _after_rebuild(queue: Target) -> str:
