@@ -642,7 +642,18 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
     """Writes micro-batches into a buffer, each exactly once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Upload a task's rows; nothing is visible yet."""
+        """Upload a task's rows; nothing is visible yet.
+
+        Args:
+            iterator: The rows of the task.
+
+        Returns:
+            The uploaded batches.
+
+        Raises:
+            InvalidInput: A row cannot be written, or the task does not belong to a streaming query.
+            StorageError: As :meth:`TaskWriter.write`.
+        """
         app, batch = self._plan.options.app or query_id(), task_property("streaming.sql.batchId")
         if app is None or batch is None:
             missing = "streaming.sql.batchId" if batch is None else "sql.streaming.queryId"
@@ -655,7 +666,16 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
         return self._plan.upload(iterator, Transaction(app, int(batch)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Make the uploads of all tasks visible, all of them or none, exactly once."""
+        """Make the uploads of all tasks visible, all of them or none, exactly once.
+
+        Args:
+            messages: The answers of the tasks.
+            batchId: Spark's number of the micro-batch.
+
+        Raises:
+            InvalidInput: The tasks wrote another micro-batch.
+            OpenDataBufferError: As :meth:`WritePlan.append`.
+        """
         for message in messages:
             if isinstance(message, TaskUploads) and message.task.transaction is not None:
                 found = message.task.transaction.batch

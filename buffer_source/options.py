@@ -233,7 +233,15 @@ class SourceOptions:
         return ConsumerConfig(**vars(self.queue), gc=self.gc, reader=self.reader)
 
     def report_data_loss(self, loss: errors.DataLoss | errors.QueueReset) -> None:
-        """Raise the error; if ``failOnDataLoss`` is false, log it and return."""
+        """Report lost records. If ``failOnDataLoss`` is false, only log the loss.
+
+        Args:
+            loss: The error that describes the loss.
+
+        Raises:
+            DataLoss: ``loss``, if it is one and ``failOnDataLoss`` is true.
+            QueueReset: ``loss``, if it is one and ``failOnDataLoss`` is true.
+        """
         if self.fail_on_data_loss:
             if isinstance(loss, errors.QueueReset):
                 loss.args = (f"{loss} {SKIP_LOSS}",)

@@ -248,7 +248,14 @@ class SourcePartitions:
         return self._options if self.topic is None else self._options.of_partition(name)
 
     def check(self, offset: SourceOffset | None) -> None:
-        """Refuse a queue's offset for a topic, and a topic's offset for a queue."""
+        """Refuse a queue's offset for a topic, and a topic's offset for a queue.
+
+        Args:
+            offset: The offset in Spark's checkpoint; None for the beginning of the query.
+
+        Raises:
+            InvalidInput: The offset is of the other kind.
+        """
         if offset is None:
             return
         if self.topic is None:
@@ -448,7 +455,17 @@ def _utc(ms: int) -> str:
 
 @in_options()
 def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None:
-    """Refuse a path where a queue never existed. A lost manifest raises another error."""
+    """Refuse a path where a queue never existed.
+
+    Args:
+        options: The source's options, of one partition.
+        store: The opened store.
+        runtime: Clock and threads.
+
+    Raises:
+        InvalidInput: There is no queue, and there never was one.
+        QueueReset: The queue has lost its manifest.
+    """
     if read_only(options, store, runtime).find() is not None:
         return
     claim = check_owner(store, options.consumer, runtime=runtime)

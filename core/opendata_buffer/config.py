@@ -347,6 +347,10 @@ class QueueConfig:
         data_path_prefix: Prefix of batch objects. Default ``ingest`` (OpenData RFC 0001, Producer).
         manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
         store_options: How to reach a cloud, and how long one operation may take.
+
+    Raises:
+        InvalidInput: A setting does not exist or has another type, a number is out of bounds, a URL
+            has credentials, or a prefix or key cannot be used.
     """
 
     backoff_base_ms: ClassVar[int] = 10
@@ -474,6 +478,10 @@ class ProducerConfig(QueueConfig):
             appends for all of them. ``auto`` (default): use the announced broker, or append alone
             without one; ``host``: this process serves as the broker unless another one does;
             ``off``: append alone.
+
+    Raises:
+        InvalidInput: A setting cannot be used, as for :class:`QueueConfig`; or the compression or
+            the choice of a broker does not exist.
     """
 
     zstd_level: ClassVar[int] = 1
@@ -514,6 +522,9 @@ class GarbageCollectorConfig:
             that has none on record. All programs use the one on record, in the queue's owner
             marker; ``opendata-buffer gc --grace-period-ms`` changes it. Default: 600,000 for a new
             queue.
+
+    Raises:
+        InvalidInput: A number is less than 1, or a setting has another type.
     """
 
     enabled: bool = True
@@ -538,6 +549,10 @@ class ConsumerConfig(QueueConfig):
         reader: The name to read a log by (``opendata-buffer readers enable``). Each name has a
             position of its own and reads everything. Default: no name, for the only consumer of a
             queue.
+
+    Raises:
+        InvalidInput: A setting cannot be used, as for :class:`QueueConfig`; or the reader's name is
+            not allowed.
     """
 
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
@@ -568,6 +583,10 @@ class WorkerConfig(ConsumerConfig):
             quarantine. 0 means without limit. Default 5.
         name: The worker's name in ``status`` and in logs. Default: host, process and some random
             characters.
+
+    Raises:
+        InvalidInput: A setting cannot be used, as for :class:`ConsumerConfig`; or the broker is
+            ``off``, or the name has more than 256 characters.
     """
 
     broker: str = "host"

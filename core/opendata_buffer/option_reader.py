@@ -121,7 +121,17 @@ class OptionReader:
         self._values = {name.lower(): value for name, value in options.items()}
 
     def text(self, name: str) -> str | None:
-        """Return the value; None if it is not given. An empty value is refused."""
+        """Read an option that is a text.
+
+        Args:
+            name: The option.
+
+        Returns:
+            The value; None if it is not given.
+
+        Raises:
+            InvalidInput: The value is empty or not a text.
+        """
         value = self._values.get(name.lower())
         if value is None:
             return None
@@ -140,7 +150,19 @@ class OptionReader:
         return self._values.get(name.lower(), default)
 
     def integer(self, name: str, default: int | None, *, least: int = 0) -> Any:
-        """Return a whole number of at least ``least`` that fits 64 bits, or the default."""
+        """Read an option that is a whole number.
+
+        Args:
+            name: The option.
+            default: The value if it is not given.
+            least: The smallest number. The largest one is 2^63 - 1.
+
+        Returns:
+            The number, or the default.
+
+        Raises:
+            InvalidInput: The value is not such a number.
+        """
         value = self.text(name)
         if value is None:
             return default
@@ -156,7 +178,18 @@ class OptionReader:
         )
 
     def boolean(self, name: str, default: bool) -> bool:
-        """Return true or false."""
+        """Read an option that is true or false.
+
+        Args:
+            name: The option.
+            default: The value if it is not given.
+
+        Returns:
+            The value.
+
+        Raises:
+            InvalidInput: The value is neither.
+        """
         value = self.text(name)
         if value is None:
             return default
@@ -166,7 +199,19 @@ class OptionReader:
         return found
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        """Return one of a few words, given in any case, as spelled in ``choices``."""
+        """Read an option that is one of a few words, in any case.
+
+        Args:
+            name: The option.
+            choices: The words.
+            default: The value if it is not given.
+
+        Returns:
+            The word as spelled in ``choices``.
+
+        Raises:
+            InvalidInput: The value is another word.
+        """
         value = self.text(name)
         if value is None:
             return default

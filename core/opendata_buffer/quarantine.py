@@ -181,7 +181,20 @@ def _sequence(name: str) -> int:
 
 
 def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineReport:
-    """Return the report of one id."""
+    """Read the report of one id.
+
+    Args:
+        store: The queue's store.
+        data_path_prefix: The queue's data prefix.
+        name: The id.
+
+    Returns:
+        The report.
+
+    Raises:
+        ObjectNotFound: There is no such report.
+        CorruptData: The report cannot be read, or does not belong to a batch of this queue.
+    """
     key = _key(data_path_prefix, name, "json")
     found = read_sidecar(store, key, _REPORT, lambda data: _report(_REPORT.decode(data)))
     # A forged name would have its copy read, or the restored batch written, elsewhere.

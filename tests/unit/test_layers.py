@@ -195,11 +195,12 @@ def test_one_place_does_compare_and_swap(module: str) -> None:
 
 UNIT_TESTS = ROOT / "tests" / "unit"
 ABOUT_THE_REPOSITORY = {
+    "test_docstrings.py": "compares the docstrings of all modules with the errors raised there",
     "test_exports.py": "checks the public names of the root package",
     "test_failures.py": "checks core/failures.md",
     "test_layers.py": "checks the imports of all modules",
     "test_packaging.py": "checks pyproject.toml and what it builds",
-    "test_references.py": "checks the docstrings of all modules",
+    "test_references.py": "checks the references in the docstrings of all modules",
     "test_site.py": "checks docs/hooks.py and the site that it helps to build",
 }
 """Test files that are not about one module or package, with the thing that each one is about."""

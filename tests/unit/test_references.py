@@ -1,6 +1,6 @@
 """Names that docstrings refer to exist: a class that is renamed is renamed there, too.
 
-Sphinx's rules decide what a role such as ``:meth:`Queue.append``` leads to. A name without a dot in
+A role such as ``:meth:`Queue.append``` is resolved by Sphinx's rules. A name without a dot in
 front is a member of the class around the docstring, or a name of its module, or a full path that
 can be imported. A name with a dot in front is the end of the full path of something that one of our
 modules defines. Each reference is resolved by importing the module and reading the attributes.
@@ -158,7 +158,7 @@ def imported(path: str) -> Any:
 
 
 def resolve(reference: Reference) -> Any:
-    """Return what the reference leads to; None if it leads nowhere or to several things."""
+    """Return the target of the reference; None if there is none, or more than one."""
     target, module = reference.target, import_module(reference.module)
     if target.startswith("."):
         found = list(ends_of_paths(target[1:]))

@@ -138,6 +138,12 @@ def check_queue(queue: Target) -> Report:
     If the manifest is damaged, gone, or older than the owner marker shows, that is the only problem
     in the report. A note then lists each batch that no entry names and that may not have been read.
 
+    Args:
+        queue: The queue.
+
+    Returns:
+        The problems and the notes.
+
     Raises:
         InvalidInput: The queue does not exist.
         PrefixConflict: The data prefix belongs to the queue of another manifest.

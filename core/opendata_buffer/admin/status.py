@@ -101,6 +101,9 @@ def ask_broker(
     Args:
         announced: The broker's discovery record.
         connect: Opens a connection to the broker; None to ask no broker.
+
+    Returns:
+        The broker as it answered, or as it is announced.
     """
     known = BrokerStatus(
         term=announced.term, id=announced.id, address=announced.address, seen_ms=announced.seen_ms
@@ -128,7 +131,13 @@ def ask_broker(
 
 
 def read_claims(queue: Target) -> ClaimsStatus | None:
-    """Return the claims of workers; None if the queue never had any.
+    """Read the claims of workers.
+
+    Args:
+        queue: The queue.
+
+    Returns:
+        The claims; None if the queue never had any.
 
     Raises:
         CorruptData: The object cannot be read. The error contains the command that replaces it.
@@ -220,6 +229,9 @@ def read_status(
     Args:
         reader: The queue.
         connect: Opens a connection to the broker; see :func:`ask_broker`.
+
+    Returns:
+        The status of the queue.
     """
     store, config, runtime = reader.store, reader.config, reader.runtime
     queue, notes = Target(store, config, runtime), _Notes()
@@ -763,6 +775,9 @@ def read_backlog(target: Target) -> tuple[int, float, int, str]:
     A probe asks every few seconds, so this reads only manifests and owner markers. For a log it
     also reads the positions of the readers, and the backlog is the part that the last reader has
     not read. Partitions of a topic may be unwritten.
+
+    Args:
+        target: The queue or the topic.
 
     Returns:
         The number of waiting batches, the age of the oldest one in seconds, the size of the largest

@@ -71,7 +71,15 @@ class Target:
         return [queue for queue, is_there in zip(queues, found, strict=True) if is_there]
 
     def owner(self) -> QueueClaim | None:
-        """Return the owner marker; None if it does not exist. Raises as :func:`.check_owner`."""
+        """Read the owner marker.
+
+        Returns:
+            The marker; None if it does not exist.
+
+        Raises:
+            PrefixConflict: The data prefix belongs to another queue.
+            StorageError: The store did not answer.
+        """
         return check_owner(self.store, self.config, runtime=self.runtime)
 
     def is_log(self) -> bool:
@@ -84,7 +92,14 @@ class Target:
         return ReadOnlyReader(self.config, store=self.store, runtime=self.runtime, advice=advice)
 
     def open_for_repair(self) -> Queue:
-        """Open the queue for writing by an operator; raises as :func:`.claim_for_writing`."""
+        """Open the queue for writing by an operator.
+
+        Returns:
+            The queue.
+
+        Raises:
+            OpenDataBufferError: As :func:`.claim_for_writing`.
+        """
         claim = claim_for_writing(self.store, self.config, runtime=self.runtime)
         return Queue(self.store, self.config, runtime=self.runtime, role="operator", claim=claim)
 

@@ -192,10 +192,13 @@ def as_framing(framing: Framing) -> Render:
 
 
 def json_lines(queue: str) -> Render:
-    """Return a function that writes a JSON object per record and line, for ``produce --json``.
+    """Make the function that writes a JSON object per record and line, for ``produce --json``.
 
     Args:
         queue: The partition to show for each record. Batches of a topic show their own partition.
+
+    Returns:
+        A function that returns the lines of a batch.
     """
 
     def lines(batch: ArrowBatch) -> Iterator[str]:
@@ -257,6 +260,9 @@ class RecordWriter:
 
     def write(self, batch: ArrowBatch) -> None:
         """Write all records of a batch and flush the stream.
+
+        Args:
+            batch: The batch.
 
         Raises:
             InvalidInput: The framing cannot write one of the records. Nothing of the batch was

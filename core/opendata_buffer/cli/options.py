@@ -194,10 +194,13 @@ class Command(Exampled):
 
 
 def command(timeout_ms: int = SOON_MS) -> Callable[[Callable[..., Any]], Command]:
-    """Return a decorator like ``click.command``.
+    """Make a decorator like ``click.command``.
 
     Args:
-        timeout_ms: The default of ``--timeout-ms``.
+        timeout_ms: The default of ``--timeout-ms``, in milliseconds.
+
+    Returns:
+        The decorator.
     """
     return click.command(cls=Command, timeout_ms=timeout_ms)
 
@@ -331,7 +334,17 @@ _DURATION = re.compile(r"P?(?:(\d{1,6})D)?T?(?:(\d{1,6})H)?(?:(\d{1,6})M)?(?:(\d
 
 
 def duration_ms(text: str) -> int:
-    """Return the milliseconds of a duration: ``7d``, ``1d12h``, ``90m``, ``30s``, ``P7DT12H``."""
+    """Parse a duration: ``7d``, ``1d12h``, ``90m``, ``30s``, or ``P7DT12H``.
+
+    Args:
+        text: The value of an option.
+
+    Returns:
+        Milliseconds.
+
+    Raises:
+        InvalidInput: The text is not a duration.
+    """
     found = _DURATION.fullmatch(text)
     if found is None or not any(found.groups()):
         raise InvalidInput(f"{text!r} is no duration: use one such as 7d, 12h, 90m or 1d12h")
@@ -343,7 +356,17 @@ _SIZE = re.compile(r"(\d{1,18})(?:([kKMGTP])(i?)B|B)?")
 
 
 def size_bytes(text: str) -> int:
-    """Return the bytes of a size such as ``500GB``, ``64MiB`` or ``1000``."""
+    """Parse a size such as ``500GB``, ``64MiB`` or ``1000``.
+
+    Args:
+        text: The value of an option.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        InvalidInput: The text is not a size.
+    """
     found = _SIZE.fullmatch(text)
     if found is None:
         raise InvalidInput(f"{text!r} is no size: use one such as 500GB, 64MiB or 1000")

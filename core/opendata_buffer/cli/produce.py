@@ -289,6 +289,9 @@ class InputProducer:
     def produce(self, records: Sequence[bytes]) -> None:
         """Produce whole records, and count those that have become durable.
 
+        Args:
+            records: The records, without their framing.
+
         Raises:
             InvalidInput: As :meth:`produce_stream`.
         """

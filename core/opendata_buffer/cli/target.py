@@ -53,6 +53,9 @@ def target_of(
         make: The class of the configuration.
         topic_deadline_ms: A shorter limit for that read than the settings have.
         **settings: Other settings.
+
+    Returns:
+        The queue, or the topic with its description.
     """
     target = one_queue(runtime, options, make, **settings)
     if any(options[name] is not None for name in NAMES_ONE_QUEUE):
@@ -78,8 +81,11 @@ def one_queue(
         make: The class of the configuration.
         **settings: Other settings.
 
+    Returns:
+        The queue.
+
     Raises:
-        UsageError: Options contradict each other.
+        click.UsageError: Options contradict each other.
     """
     given = dict(options)
     reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}

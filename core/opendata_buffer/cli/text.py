@@ -54,7 +54,11 @@ def format_retention(milliseconds: int | None, size: int | None) -> str:
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Ask before the command does ``what``, a sentence.
+    """Ask before the command does something.
+
+    Args:
+        what: What it does, as a sentence without a period.
+        yes: Do not ask.
 
     Raises:
         Failure: Standard input is not a terminal, and ``yes`` was not given.

@@ -155,6 +155,12 @@ class EntryConsumer:
     def position_of(self, sequence: int) -> Position:
         """Return the position after a delivered batch and all that were delivered before it.
 
+        Args:
+            sequence: The sequence of the batch.
+
+        Returns:
+            The position.
+
         Raises:
             InvalidInput: With an isolation level, and the batch does not wait for acknowledgement.
         """
@@ -189,7 +195,11 @@ class EntryConsumer:
         return self._queue.begins_after if isinstance(self._queue, ReaderQueue) else 0
 
     def check_open(self) -> None:
-        """Raise ``Closed`` after :meth:`close`."""
+        """Check that the consumer is open.
+
+        Raises:
+            Closed: :meth:`close` was called.
+        """
         if self._closed:
             position = None if self.position is None else str(self.position)
             raise Closed(
@@ -198,10 +208,15 @@ class EntryConsumer:
             )
 
     def next_entries(self, limit: int) -> list[BatchDescriptor]:
-        """Hand out up to ``limit`` entries, by one read of the manifest.
+        """Hand out entries, by one read of the manifest.
 
-        Repeats of earlier entries are among them, and have :attr:`.BatchDescriptor.repeats`. 0
-        reads nothing.
+        Repeats of earlier entries are among them, and have :attr:`.BatchDescriptor.repeats`.
+
+        Args:
+            limit: Largest number of entries. 0 reads nothing.
+
+        Returns:
+            The entries, by sequence.
 
         Raises:
             InvalidInput: ``limit`` is negative.
@@ -276,6 +291,9 @@ class EntryConsumer:
     def check_next(self, sequences: Sequence[int]) -> None:
         """Check that these are the next to be acknowledged, in this order.
 
+        Args:
+            sequences: The sequences of the batches.
+
         Raises:
             InvalidInput: Others come first.
         """
@@ -297,7 +315,16 @@ class EntryConsumer:
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
 
     def ack_through(self, sequence: int) -> None:
-        """Acknowledge all up to and including ``sequence``; see :meth:`.Consumer.ack_through`."""
+        """Acknowledge all up to and including ``sequence``; see :meth:`.Consumer.ack_through`.
+
+        Args:
+            sequence: The last sequence to acknowledge.
+
+        Raises:
+            InvalidInput: As :meth:`.Consumer.ack_through`. Or the consumer has an isolation level,
+                and would pass over transactions.
+            Conflict: The manifest was not written: other writers won each time.
+        """
         with self.lock:
             self.check_open()
             if self._progress is not None:
@@ -318,7 +345,18 @@ class EntryConsumer:
         self._ack_processed(1, all_of_them=True)
 
     def skip(self, sequence: int) -> BatchDescriptor:
-        """Give up one batch for good, and return its entry; see :meth:`.Consumer.skip`."""
+        """Give up one batch for good; see :meth:`.Consumer.skip`.
+
+        Args:
+            sequence: The batch's sequence.
+
+        Returns:
+            The entry that was skipped.
+
+        Raises:
+            InvalidInput: The batch is neither the next one nor handed out and not acknowledged.
+            DataLoss: The queue does not continue at the cursor.
+        """
         with self.lock:
             self.check_open()
             # Batches that were handed out before a gap must still be delivered. The command in an

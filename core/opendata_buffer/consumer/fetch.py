@@ -380,7 +380,17 @@ class FetchHandle:
 
     @checked
     def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
-        """Decode the result of :meth:`fetch_pooled` to an Arrow array; raises as :meth:`decode`."""
+        """Decode the result of :meth:`fetch_pooled` to an Arrow array.
+
+        Args:
+            raw: The fetched batch.
+
+        Returns:
+            The batch with its records in an Arrow array.
+
+        Raises:
+            BatchUnreadable: As :meth:`decode`.
+        """
         with self._unreadable(raw):
             values = decode_arrow(raw.data, self._max_batch_bytes)
         _count(len(values))

@@ -310,6 +310,9 @@ class ReadCommitted:
         data_path_prefix: The queue's data prefix; batches elsewhere have no identity.
         isolation: ``read_committed``; or ``read_uncommitted``, which delivers everything but
             acknowledgements at once, and keeps only the state that it was created with.
+
+    Raises:
+        InvalidInput: The isolation level does not exist.
     """
 
     buffer = 4096

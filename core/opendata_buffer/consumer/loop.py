@@ -72,7 +72,17 @@ class BatchLoop(Closeable):
     def next_arrow_batch(self, timeout: float | None = 0.0) -> ArrowBatch | None:
         """Return the next batch with its records in an Arrow array, without Python objects.
 
-        The arguments and errors are those of :meth:`next_batch`.
+        After an error the next call tries the same batch again.
+
+        Args:
+            timeout: Seconds to wait for a batch. 0 (default) asks once; None waits until there is
+                one.
+
+        Returns:
+            The batch; None if none came in time.
+
+        Raises:
+            OpenDataBufferError: As :meth:`next_batch`.
         """
         found: ArrowBatch | None = self._next_within(timeout, arrow=True)
         return found

@@ -200,7 +200,17 @@ class Cursors:
         )
 
     def skip(self, sequence: int) -> Cursors:
-        """Give up one sequence: the next one, or one that was handed out and not acknowledged."""
+        """Give up one sequence: the next one, or one that was handed out and not acknowledged.
+
+        Args:
+            sequence: The sequence of the batch.
+
+        Returns:
+            The cursors, which pass it.
+
+        Raises:
+            InvalidInput: The batch comes later than the next one, or is acknowledged already.
+        """
         if not self.next_ack <= sequence <= self.next_hand_out:
             raise InvalidInput(
                 f"cannot skip sequence {sequence}: only {self._range(self.next_hand_out)} can be "
@@ -213,7 +223,18 @@ class Cursors:
         )
 
     def ack(self, sequence: int) -> Cursors:
-        """Acknowledge the next sequence and no other (failure F26). Skipped ones are passed."""
+        """Acknowledge the next sequence and no other (failure F26). Skipped ones are passed.
+
+        Args:
+            sequence: The sequence of the batch.
+
+        Returns:
+            The cursors after it.
+
+        Raises:
+            InvalidInput: The batch was not handed out, is acknowledged already, or is not the next
+                one.
+        """
         self._check(sequence)
         missing = next(
             (each for each in range(self.next_ack, sequence) if each not in self.skipped), None
@@ -231,7 +252,14 @@ class Cursors:
         return self._acked(sequence)
 
     def check_next(self, sequences: Iterable[int]) -> None:
-        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
+        """Check that these are the next to be acknowledged, in this order.
+
+        Args:
+            sequences: The sequences of the batches.
+
+        Raises:
+            InvalidInput: Others come first.
+        """
         cursors = self
         for each in sequences:
             cursors = cursors.ack(each)
@@ -404,7 +432,14 @@ class QueueProgress:
         self._advance(replay)
 
     def check_next(self, sequences: Sequence[int]) -> None:
-        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
+        """Check that these are the next to be acknowledged, in this order.
+
+        Args:
+            sequences: The sequences of the batches.
+
+        Raises:
+            InvalidInput: Others come first.
+        """
         waiting = [
             each
             for offered in self._offered
@@ -418,7 +453,15 @@ class QueueProgress:
             )
 
     def skip(self, sequence: int, replay: Replay) -> None:
-        """Skip a delivered batch. It needs no acknowledgement any more."""
+        """Skip a delivered batch. It needs no acknowledgement any more.
+
+        Args:
+            sequence: The sequence of the batch.
+            replay: Returns earlier entries again; see :meth:`.ReadCommitted.offer`.
+
+        Raises:
+            InvalidInput: The batch was not delivered, or is acknowledged already.
+        """
         for each in self._offered:
             if sequence in each.released[each.processed :]:
                 each.skipped.add(sequence)

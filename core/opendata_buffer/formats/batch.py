@@ -363,7 +363,17 @@ class BatchFooter:
 
 
 def join_records(values: Sequence[BytesLike]) -> bytes:
-    """Do the same as :func:`encode_block` for values whose ``len`` is their size in bytes."""
+    """Do the same as :func:`encode_block` for values whose ``len`` is their size in bytes.
+
+    Args:
+        values: The records.
+
+    Returns:
+        The record block.
+
+    Raises:
+        InvalidInput: A record exceeds 2^32 - 1 bytes.
+    """
     pieces: list[BytesLike] = [b""] * (2 * len(values))
     try:
         try:

@@ -116,9 +116,12 @@ class Log:
         return self._object.last_seen
 
     def read(self) -> LogIndex | None:
-        """Return the index as it is now; None where the queue is not a log.
+        """Read the index.
 
         Two conditional GETs: the owner marker and then the index.
+
+        Returns:
+            The index as it is now; None if the queue is not a log.
 
         Raises:
             OldIndex: The index was restored from an old copy.
@@ -167,6 +170,10 @@ class Log:
         The marker may lag behind the index that it guards, so this looks at the stored segments:
         one listing for each new gap.
 
+        Args:
+            index: The index, read after the manifest.
+            manifest: The manifest.
+
         Raises:
             OldIndex: Segments are stored that have the missing entries.
             TransientStorageError: The index has changed meanwhile.
@@ -194,6 +201,9 @@ class Log:
         It reads the owner marker, too, to learn the id of the queue. The index of a queue that was
         deleted and created again would hide the first batches of the new one.
 
+        Returns:
+            The index as it is now; None if the queue is not a log.
+
         Raises:
             CorruptData: As :meth:`read`.
         """
@@ -207,6 +217,9 @@ class Log:
 
         Args:
             marked: Whether the owner marker says that the queue is a log.
+
+        Returns:
+            The index as it is now.
 
         Raises:
             InvalidInput: The queue is not a log.
@@ -262,6 +275,10 @@ class Log:
     def replace(self, known: LogIndex, new: LogIndex) -> LogIndex:
         """Write an index if the stored one is still the known one.
 
+        Args:
+            known: The index as it was read.
+            new: The index to write.
+
         Returns:
             The index that holds now.
 
@@ -272,6 +289,10 @@ class Log:
 
     def put_back(self, known: LogIndex | None, new: LogIndex) -> None:
         """Write an index in place of the known one, which may be an old copy.
+
+        Args:
+            known: The index as it was read; None if there was none that could be read.
+            new: The index to write.
 
         Raises:
             TransientStorageError: The index was changed meanwhile, or the outcome is not known.

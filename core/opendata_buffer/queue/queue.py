@@ -545,13 +545,17 @@ class Queue:
         """Close an empty queue for good. Repeatable.
 
         An append that races with the seal is either applied first, so that the queue is not empty,
-        or is refused with ``Drained``.
+        or is refused: it raises ``Drained``.
 
         Args:
             read_to: For a log, the sequence up to which all its readers have acknowledged.
 
         Returns:
             Whether the queue is sealed. False if it still has entries; nothing was written then.
+
+        Raises:
+            StorageError: It is not known whether the queue was sealed; call it again.
+            CorruptManifest: The manifest is damaged.
         """
 
         def close(before: Manifest) -> Manifest:

@@ -347,7 +347,15 @@ class ReaderQueue:
         return self._write(decide)
 
     def check_epoch(self, now: LogView | Manifest | ReaderPosition, epoch: int) -> None:
-        """Raise ``Fenced`` unless the position has this epoch."""
+        """Check that the position has an epoch.
+
+        Args:
+            now: The position, or a view that has its epoch.
+            epoch: The epoch of the consumer that asks.
+
+        Raises:
+            Fenced: The position has another epoch.
+        """
         if now.epoch != epoch:
             raise errors.Fenced(self.key, epoch, now.epoch)
 

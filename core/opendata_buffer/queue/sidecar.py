@@ -235,7 +235,17 @@ class SidecarFields:
         return self._get(name, default, lambda value: isinstance(value, dict), "a JSON object")
 
     def objects(self, name: str) -> list[SidecarFields]:
-        """Return a list of JSON objects as the fields of each."""
+        """Read a list of JSON objects.
+
+        Args:
+            name: The field.
+
+        Returns:
+            The fields of each object.
+
+        Raises:
+            CorruptData: The field is missing, or is not such a list.
+        """
         found = []
         for index, value in enumerate(self.items(name)):
             if not isinstance(value, dict):

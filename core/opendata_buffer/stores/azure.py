@@ -256,7 +256,17 @@ def _match(name: str) -> Any:
 
 
 def blob_host(host: str) -> str:
-    """Return the host of an account's blobs for that of its files; one account has both."""
+    """Find the host of an account's blobs. An account has one host for blobs and one for files.
+
+    Args:
+        host: One of the two hosts, such as ``account.dfs.core.windows.net``.
+
+    Returns:
+        The host of the blobs.
+
+    Raises:
+        InvalidInput: The host is not one of an Azure storage account.
+    """
     name, dot, rest = host.partition(".")
     service, _, domain = rest.partition(".")
     if not name or not dot or service not in ("dfs", "blob") or not domain or ":" in host:
@@ -265,7 +275,20 @@ def blob_host(host: str) -> str:
 
 
 def connect(host: str, options: StoreOptions) -> Any:
-    """Return a ``BlobServiceClient`` that sends each request once; ``host`` may be empty."""
+    """Make a client that sends each request once.
+
+    Args:
+        host: The host of the account's blobs; empty to use the connection string in the
+            environment.
+        options: How to reach the cloud.
+
+    Returns:
+        A ``BlobServiceClient``.
+
+    Raises:
+        InvalidInput: The options contradict the environment, or no storage account is named.
+        PermanentStorageError: The client refuses the options.
+    """
     blob = load("azure.storage.blob")
     settings = _settings(options)
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")

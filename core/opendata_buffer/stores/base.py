@@ -229,7 +229,21 @@ class WrongChecksum(CorruptData):
 
 
 def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
-    """Return all bytes of an object. Raises the errors of :meth:`Get.get`."""
+    """Read all bytes of an object.
+
+    Args:
+        store: The store.
+        key: The object's key.
+        max_bytes: Largest object, in bytes. Default: no limit.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        ObjectNotFound: The object does not exist.
+        CorruptData: The object is larger than ``max_bytes``.
+        StorageError: The store did not answer.
+    """
     got = store.get(key, max_bytes=max_bytes)
     assert isinstance(got, Blob)  # None is only an answer to if_changed
     return got.data
@@ -256,13 +270,27 @@ def exists(store: Get, key: str) -> bool:
 
 
 def check_limit(limit: int | None) -> None:
-    """Refuse a listing of no objects, which would be truncated without a key to continue after."""
+    """Refuse a listing of no objects, which would be truncated without a key to continue after.
+
+    Args:
+        limit: Largest number of objects; None for all of them.
+
+    Raises:
+        InvalidInput: The limit is less than 1.
+    """
     if limit is not None and limit < 1:
         raise InvalidInput(f"limit is {limit!r}: use a whole number of at least 1")
 
 
 def check_range(byte_range: tuple[int, int] | None) -> None:
-    """Refuse a range (start, end exclusive) that is empty or negative."""
+    """Refuse a range that is empty or negative.
+
+    Args:
+        byte_range: The first byte and the one after the last; None for the whole object.
+
+    Raises:
+        InvalidInput: The range has no bytes, or begins before the object.
+    """
     if byte_range is not None and not 0 <= byte_range[0] < byte_range[1]:
         raise InvalidInput(
             f"byte_range is {byte_range!r}: use (start, end) with 0 <= start < end, end exclusive"

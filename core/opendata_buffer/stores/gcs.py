@@ -308,7 +308,7 @@ def read_object(read: Read, response: Any) -> bytes:
         The bytes that were asked for.
 
     Raises:
-        HTTPError: The body broke off.
+        urllib3.exceptions.HTTPError: The body broke off.
     """
     # A server that knows no ranges sends the whole object.
     whole = read.byte_range is not None and response.status == 200
@@ -342,9 +342,18 @@ def sent_md5(headers: Mapping[str, str]) -> str | None:
 
 
 def page_of(response: Response, root: str) -> Page:
-    """Return a page of a listing.
+    """Read a page of a listing.
 
-    Any other response raises an error, because as an empty page it would hide the rest.
+    Args:
+        response: The response.
+        root: The store's root in the bucket. Keys are returned without it.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: The response is not a page. As an empty page it would hide the rest of the
+            listing.
     """
     page = response.fields()
     if not page and b"".join(response.body.split()) != b"{}":
@@ -440,9 +449,18 @@ class GcsClient:
 
 
 def connect(options: StoreOptions) -> GcsClient:
-    """Return a client with the options' credentials, or the application default ones.
+    """Make a client with the options' credentials, or the application default ones.
 
     An emulator gets no credentials.
+
+    Args:
+        options: How to reach the cloud.
+
+    Returns:
+        The client, which sends each request once.
+
+    Raises:
+        InvalidInput: A credential would be sent without encryption, or the endpoint is not a URL.
     """
     endpoint = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or PUBLIC
     if "://" not in endpoint:

@@ -124,7 +124,15 @@ class Read:
         return None if self.byte_range is None else self.byte_range[1] - self.byte_range[0]
 
     def check_size(self, size: int) -> None:
-        """Refuse more bytes than the limit, or than the range that was asked for."""
+        """Refuse more bytes than the limit, or than the range that was asked for.
+
+        Args:
+            size: The number of bytes in the response.
+
+        Raises:
+            CorruptData: The object is larger than ``max_bytes``.
+            TransientStorageError: The response is larger than the range.
+        """
         check_size(self.key, size, self.max_bytes)
         if self._asked is not None and size > self._asked:
             raise TransientStorageError(
@@ -699,7 +707,18 @@ def strong_etag(etag: str | None) -> str | None:
 
 
 def endpoint_of_server(name: str, endpoint: str) -> str:
-    """Return the URL of a server, from the setting ``name``, without a slash at its end."""
+    """Check the URL of a server.
+
+    Args:
+        name: The setting that has the URL.
+        endpoint: The URL.
+
+    Returns:
+        The URL without a slash at its end.
+
+    Raises:
+        InvalidInput: The URL has another scheme than http or https, or contains a secret.
+    """
     check_no_secrets(name, endpoint)
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:

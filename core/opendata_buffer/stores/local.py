@@ -189,10 +189,17 @@ def stat_file(path: str) -> os.stat_result | None:
 
 
 def is_directory(path: str) -> bool:
-    """Return whether there is a directory of this name.
+    """Look for a directory.
 
-    Unlike ``os.path.isdir``, raise OSError if that is unknown: one ``ESTALE`` must not look like a
-    missing directory (failure F4).
+    Args:
+        path: The name of the directory.
+
+    Returns:
+        Whether there is a directory of this name.
+
+    Raises:
+        OSError: This is not known. ``os.path.isdir`` would return False, and one ``ESTALE`` must
+            not look like a missing directory (failure F4).
     """
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
@@ -201,10 +208,21 @@ def is_directory(path: str) -> bool:
 
 
 def stamp_later(fd: int, path: str, previous_ns: int) -> int:
-    """Give an open new file a modification time later than ``previous_ns``, and return it.
+    """Give an open new file a modification time later than that of the file before.
 
     The kernel's time stamps advance in steps of milliseconds, and inodes are reused, so two
     versions that were written within one step could be equal.
+
+    Args:
+        fd: The new file.
+        path: Its path, for the error.
+        previous_ns: The modification time of the file before, in nanoseconds.
+
+    Returns:
+        The modification time, in nanoseconds.
+
+    Raises:
+        PermanentStorageError: The file system does not keep nanoseconds.
     """
     global _last_stamp_ns
     with _stamp_lock:

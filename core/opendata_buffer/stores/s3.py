@@ -265,9 +265,18 @@ def _modified_ms(response: Mapping[str, Any]) -> int:
 
 
 def page_of(response: Mapping[str, Any], root: str) -> Page:
-    """Return a page of a listing.
+    """Read a page of a listing.
 
-    Any other response raises an error, because as an empty page it would hide the rest.
+    Args:
+        response: The response of ListObjectsV2, as boto3 parses it.
+        root: The store's root in the bucket. Keys are returned without it.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: The response is not a page. As an empty page it would hide the rest of the
+            listing.
     """
     if response.keys() <= {"ResponseMetadata"}:
         raise ValueError("it is no page of a listing")
@@ -289,7 +298,17 @@ _NOT_OF_SESSION = (
 
 
 def connect(options: StoreOptions) -> S3Client:
-    """Return a client for all buckets, which sends each request once (failure F1)."""
+    """Make a client for all buckets, which sends each request once (failure F1).
+
+    Args:
+        options: How to reach the cloud.
+
+    Returns:
+        The client.
+
+    Raises:
+        PermanentStorageError: boto3 refuses the options.
+    """
     # A session reads the description of S3, which takes a tenth of a second, so clients that differ
     # only in how they connect share a session.
     same = {each: getattr(StoreOptions, each) for each in _NOT_OF_SESSION}
@@ -538,9 +557,19 @@ class DirectGet:
         return DirectGet, ()
 
     def get(self, client: S3Client, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a response like that of boto3's ``get_object``, or raise its error.
+        """Read an object, like boto3's ``get_object``.
 
         A response without a body has a ``Status``, which is 304 or 404 (no such object).
+
+        Args:
+            client: The client.
+            arguments: The arguments of ``get_object``.
+
+        Returns:
+            The response.
+
+        Raises:
+            botocore.exceptions.ClientError: As ``get_object``, with boto3's other errors.
         """
         if (response := self._send(client, arguments)) is not None:
             return response

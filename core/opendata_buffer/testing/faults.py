@@ -45,6 +45,9 @@ class FaultPlan:
         list_ms: Duration of a listing, in milliseconds.
         delete_ms: Duration of one ``delete_many``, in milliseconds.
         jitter: Largest part by which each duration is longer or shorter, 0 to 1.
+
+    Raises:
+        InvalidInput: A share or the jitter is not between 0 and 1, or a duration is negative.
     """
 
     cas_lost_after: float = 0.0

@@ -1,0 +1,148 @@
+"""The section ``Raises`` of a docstring names the errors that its function raises itself.
+
+pydoclint checks arguments and results. It cannot check errors: many are made by a function that
+returns the error, and most sections also name errors that a called function raises.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import typing
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import pytest
+
+from opendata_buffer.errors import OpenDataBufferError
+from tests.unit.test_layers import MODULES
+from tests.unit.test_references import ends_of_paths, follow, imported, tree_of
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+COMMAND = re.compile(r"\b(command|group)\(")
+INHERITED = re.compile(r"See (:meth:)?``?[\w.]+``?\.")
+
+
+class Raiser(NamedTuple):
+    """A function, and the docstring that has to name its errors."""
+
+    module: str
+    owner: str  # the class around it, such as "Outer.Inner", or ""
+    node: Function
+    docstring: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.owner}.{self.node.name}".replace("..", ".")
+
+
+def raisers_in(module: str, node: ast.AST | None = None, owner: str = "") -> Iterator[Raiser]:
+    """Yield the public functions and methods, and the constructors of public classes."""
+    node = tree_of(module) if node is None else node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from raisers_in(module, child, f"{owner}.{child.name}".strip("."))
+        elif isinstance(child, Function):
+            described = node if child.name in ("__init__", "__post_init__") else child
+            is_private = any(part.startswith("_") for part in owner.split("."))
+            if is_private or (described is child and child.name.startswith("_")):
+                continue
+            docstring = ast.get_docstring(described) or ""  # type: ignore[arg-type]
+            # The docstring of a command is its help text; an override has that of its interface.
+            decorators = " ".join(map(ast.unparse, child.decorator_list))
+            if not COMMAND.search(decorators) and not INHERITED.search(docstring):
+                yield Raiser(module, owner, child, docstring)
+
+
+def raised_by(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions that a function raises, except those of functions inside it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Raise) and child.exc is not None:
+            yield child.exc.func if isinstance(child.exc, ast.Call) else child.exc
+        if not isinstance(child, Function | ast.Lambda):
+            yield from raised_by(child)
+
+
+def error_of(raiser: Raiser, raised: ast.expr) -> type[OpenDataBufferError] | None:
+    """Return the error of the library that is raised, also if a function makes it."""
+    first, _, rest = ast.unparse(raised).partition(".")
+    scope: Any = import_module(raiser.module)
+    value: Any = None
+    with suppress(AttributeError):
+        if first in ("self", "cls"):
+            value = follow(follow(scope, raiser.owner), rest)
+        else:
+            value = follow(scope, ast.unparse(raised))
+    if callable(value) and not isinstance(value, type):
+        with suppress(NameError):
+            value = typing.get_type_hints(value).get("return")
+    is_ours = isinstance(value, type) and issubclass(value, OpenDataBufferError)
+    return value if is_ours else None
+
+
+def named_in(docstring: str) -> set[str]:
+    """Return the names in the section of errors. One entry may name several."""
+    section = re.search(r"^Raises:\n((?:    .*\n?|\n)*)", docstring, re.MULTILINE)
+    entries = re.findall(r"^    (\w[\w., ]*):", section[1], re.MULTILINE) if section else []
+    return {name.strip() for entry in entries for name in entry.split(",")}
+
+
+def names_for(error: type[OpenDataBufferError]) -> set[str]:
+    """Return the classes that describe an error: it, those above it, and those below it."""
+    below = {error}
+    while more := {sub for kind in below for sub in kind.__subclasses__()} - below:
+        below |= more
+    return {kind.__name__ for kind in (*error.__mro__, *below)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_docstring_names_the_errors_that_its_function_raises(module: str) -> None:
+    unnamed = [
+        (raiser.path, error.__name__)
+        for raiser in raisers_in(module)
+        for raised in raised_by(raiser.node)
+        if (error := error_of(raiser, raised)) is not None
+        if not named_in(raiser.docstring) & names_for(error)
+    ]
+    assert unnamed == []
+
+
+@cache
+def is_error(name: str) -> bool:
+    """Whether it is an error of Python or of this library, or the full path of another one."""
+    kinds = [getattr(builtins, name, None), *ends_of_paths(name)]
+    if "." in name:
+        kinds.append(imported(name))
+    return any(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_errors_that_a_docstring_names_exist(module: str) -> None:
+    named = {name for raiser in raisers_in(module) for name in named_in(raiser.docstring)}
+    assert {name for name in named if not is_error(name)} == set()
+
+
+def test_errors_of_all_kinds_are_found() -> None:
+    """An error can be named in the statement, or be made by a function or a method."""
+    modules = ("opendata_buffer.queue.queue", "opendata_buffer.queue.not_found")
+    found = {
+        (raiser.path.removeprefix("opendata_buffer."), error.__name__)
+        for module in (*modules, "opendata_buffer.consumer.fetch", "buffer_sink.committer")
+        for raiser in raisers_in(module)
+        for raised in raised_by(raiser.node)
+        if (error := error_of(raiser, raised)) is not None
+    }
+    assert ("queue.queue.Queue.check_epoch", "Fenced") in found
+    assert ("queue.not_found.require_queue", "InvalidInput") in found
+    assert ("consumer.fetch.FetchHandle.fetch_pooled", "PoisonBatch") in found
+    assert ("buffer_sink.committer.UploadAges.oldest", "TransientStorageError") in found
+
+
+def test_a_section_names_several_errors_in_one_entry() -> None:
+    section = "Read it.\n\nRaises:\n    DataLoss, QueueReset: It is gone.\n        As: said.\n"
+    assert named_in(section) == {"DataLoss", "QueueReset"}
+    assert named_in("Read it: DataLoss.") == set()
