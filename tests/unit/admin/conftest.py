@@ -1,4 +1,4 @@
-"""What the tests of operators' tools have in common with those of brokers."""
+"""Fixtures that the tests of operators' tools share with those of brokers."""
 
 from __future__ import annotations
 

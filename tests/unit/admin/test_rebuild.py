@@ -1,4 +1,4 @@
-"""A manifest that was lost comes back with every batch that was not read."""
+"""Rebuilding a lost manifest with every unread batch, and checking and repairing queues."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plan_of(raw: bytes | None, found: Listing, seen: Watermark | None = SEEN) ->
 # ---- the plan
 
 
-def test_what_is_no_batch_of_this_queue_is_left_out() -> None:
+def test_objects_that_are_not_batches_of_this_queue_are_left_out() -> None:
     mine = location(0)
     nested = location(1).replace("ingest/", "ingest/other/")
     others = ["ingest/_owner.json", "ingest/manifest", "ingest/_quarantine/1-a.object", nested]
@@ -84,7 +84,7 @@ def test_a_truncated_manifest_keeps_order_and_metadata() -> None:
     whole = Manifest.starting_at(7, 2).append(
         [NewEntry(later, METADATA), NewEntry(earlier, METADATA), NewEntry(lost)]
     )
-    cut = whole.raw[: -22 - 10]  # the footer is gone, and the end of the last entry
+    cut = whole.raw[: -22 - 10]  # the footer and the end of the last entry are gone
     plan = plan_of(cut, listing(later, earlier, lost), Watermark(8, 2))
     assert plan.manifest.locations() == [later, earlier, lost]
     assert [each.metadata for each in plan.manifest.entries()] == [METADATA, METADATA, ()]
@@ -92,7 +92,7 @@ def test_a_truncated_manifest_keeps_order_and_metadata() -> None:
     assert plan.manifest.first_sequence > 9
 
 
-def test_of_a_restored_manifest_what_was_read_and_what_is_gone_is_dropped() -> None:
+def test_batches_of_a_restored_manifest_that_were_read_or_are_gone_are_dropped() -> None:
     read, gone, waits, newer = (location(n) for n in range(4))
     old = Manifest.empty().append([NewEntry(each, METADATA) for each in (read, gone, waits)])
     seen = Watermark(4, 1, acked=0, acked_location=read)
@@ -103,8 +103,9 @@ def test_of_a_restored_manifest_what_was_read_and_what_is_gone_is_dropped() -> N
     assert "went backwards" in str(plan.fault)
 
 
-def test_f4_what_was_appended_to_a_manifest_made_anew_is_not_taken_for_read() -> None:
-    # By a client that knows no marker: its sequences begin at 0 again, below what was read.
+def test_f4_batches_that_were_appended_to_a_new_manifest_do_not_count_as_read() -> None:
+    # A client without markers created the manifest: its sequences begin at 0 again, below the
+    # read ones.
     old, acked, first, second = (location(at) for at in (-2 * GRACE_MS, 0, 1, 2))
     anew = Manifest.empty().append([NewEntry(each, METADATA) for each in (first, second)])
     seen = Watermark(42, 3, acked=39, acked_location=acked)
@@ -112,7 +113,7 @@ def test_f4_what_was_appended_to_a_manifest_made_anew_is_not_taken_for_read() ->
     assert plan.manifest.locations() == [first, second, acked]
 
 
-def test_of_an_old_copy_what_was_read_long_before_is_dropped() -> None:
+def test_batches_of_an_old_copy_that_were_read_long_before_are_dropped() -> None:
     long_ago, acked = location(-GRACE_MS), location(0)
     old = Manifest.empty().append([NewEntry(long_ago)])
     seen = Watermark(42, 3, acked=39, acked_location=acked)
@@ -120,38 +121,39 @@ def test_of_an_old_copy_what_was_read_long_before_is_dropped() -> None:
     assert plan.manifest.locations() == [acked]
 
 
-def test_a_batch_that_surely_left_the_queue_before_another_is_left_out() -> None:
+def test_a_batch_that_certainly_left_the_queue_before_another_is_left_out() -> None:
     old, border, acked, new = (location(at) for at in (-GRACE_MS, -GRACE_MS // 2, 0, 1))
     seen = Watermark(9, 1, acked=3, acked_location=acked)
     plan = plan_of(None, listing(old, border, acked, new), seen)
-    # The one at the border may have been uploaded for half of the grace period.
+    # The upload of the batch at the limit may have taken half of the grace period.
     assert plan.found == (border, acked, new)
 
 
 @pytest.mark.parametrize(
     ("txn", "flags"), [(None, None), (Transaction("app", 1), None), (None, ACK_TXN | FINAL)]
 )
-def test_a_name_made_ahead_of_time_counts_as_the_time_its_object_was_stored(
+def test_a_name_that_is_ahead_of_time_counts_as_the_time_at_which_its_object_was_stored(
     txn: Transaction | None, flags: int | None
 ) -> None:
-    # By a sink whose write may take hours, with a transaction or without; by a publisher.
+    # Sinks whose writes may take hours make such names, with or without a transaction, and so do
+    # publishers.
     message = None if flags is None else build_uuid(A, 3, flags)
     ahead, waits, old = location(10 * GRACE_MS, txn, message), location(0), location(-GRACE_MS)
     seen = Watermark(9, 1, acked=3, acked_location=ahead)
     plan = plan_of(None, listing(old, waits, ahead), seen)
     assert plan.found == (waits, ahead)
-    # Without its object nobody knows when that was.
+    # Without its object, this time is unknown.
     assert plan_of(None, listing(old, waits), seen).found == (old, waits)
 
 
-def test_an_object_that_was_restored_since_is_as_old_as_its_name() -> None:
+def test_an_object_that_was_restored_later_has_the_age_of_its_name() -> None:
     waits, acked = location(GRACE_MS), location(0)
     seen = Watermark(9, 1, acked=3, acked_location=acked)
     plan = plan_of(None, listing(waits, acked, stored_ms=9 * GRACE_MS), seen)
     assert waits in plan.found
 
 
-def test_transactions_stay_in_one_piece_and_in_the_order_of_their_numbers() -> None:
+def test_transactions_stay_contiguous_and_in_the_order_of_their_numbers() -> None:
     first, second = Transaction("app", 9), Transaction("app", 10)
     a1, b1, plain, b2, a2 = (
         location(0, second), location(1, first), location(2), location(3, first),
@@ -215,7 +217,7 @@ def test_only_the_newest_batch_of_an_app_may_be_unfinished() -> None:
     assert plan.manifest.locations()[0] == done
 
 
-def test_a_producer_s_messages_come_by_its_clock_and_its_final_acknowledgement_last() -> None:
+def test_messages_are_ordered_by_their_clock_with_the_final_acknowledgement_last() -> None:
     txn = Transaction("app", 1)
     last = location(1, txn, build_uuid(A, 1, ACK_TXN | FINAL))
     third = location(2, txn, build_uuid(A, 4, CONTINUE_TXN))
@@ -227,7 +229,7 @@ def test_a_producer_s_messages_come_by_its_clock_and_its_final_acknowledgement_l
     assert plan.found == (first, second, other, third, plain, last)
 
 
-def test_a_roll_back_stays_behind_what_it_rolls_back() -> None:
+def test_a_roll_back_stays_after_the_messages_that_it_rolls_back() -> None:
     begun, acknowledged = (2, 4, 5), (3, 3, 6)
     pairs = zip(begun, acknowledged, strict=True)
     clocks = [each for a, b in pairs for each in ((a, CONTINUE_TXN), (b, ACK_TXN))]
@@ -235,8 +237,8 @@ def test_a_roll_back_stays_behind_what_it_rolls_back() -> None:
     assert plan_of(None, listing(*reversed(names))).found == tuple(names)
 
 
-def test_what_an_acknowledgement_in_the_manifest_has_decided_comes_before_it() -> None:
-    # Its messages were read and have left; it waits for another producer's transaction.
+def test_messages_come_before_the_acknowledgement_in_the_manifest_that_decided_them() -> None:
+    # Its messages were read and dequeued. It is kept for the transaction of another producer.
     txn = Transaction("app", 1)
     begun = location(0, txn, build_uuid(A, 2, CONTINUE_TXN))
     other = location(1, txn, build_uuid(B, 2, CONTINUE_TXN))
@@ -249,7 +251,7 @@ def test_what_an_acknowledgement_in_the_manifest_has_decided_comes_before_it() -
     rule = ReadCommitted("ingest")
     offered = [rule.offer(*pair, lambda first, end: pairs[first:end]) for pair in pairs]
     assert offered == [[], [], [0]]
-    # Nothing but the other one's transaction keeps entries in the queue.
+    # Only the transaction of the other producer keeps entries in the queue.
     assert rule.stable_end(3) == 1
 
 
@@ -257,13 +259,13 @@ def test_what_an_acknowledgement_in_the_manifest_has_decided_comes_before_it() -
 
 
 def queue() -> MemoryStore:
-    """Five batches of which two were read."""
+    """Return the store of a queue of five batches, two of which were read."""
     store = MemoryStore()
     with Producer(ProducerConfig(store="memory://rebuild"), store=store) as producer:
         for n in range(5):
             producer.produce([b"%d" % n])
             producer.flush()
-            RUNTIME.sleep(0.002)  # names tell an order in milliseconds
+            RUNTIME.sleep(0.002)  # names are ordered by milliseconds
     with Consumer(CONFIG, store=store) as consumer:
         for _ in range(2):
             batch = consumer.next_batch()
@@ -299,7 +301,7 @@ def test_f4_after_a_rebuild_everything_unread_is_delivered(how: str) -> None:
         delivered = []
         while (batch := consumer.next_batch()) is not None:
             delivered += batch.entries
-    # What was read a moment ago may come again; nothing that was not is missing or out of order.
+    # Recently read batches may be repeated. No unread batch is missing or out of order.
     assert [each for each in delivered if each >= b"2"] == [b"2", b"3", b"4"]
     assert len(delivered) == len(set(delivered))
     with Producer(ProducerConfig(store="memory://rebuild"), store=store) as producer:
@@ -308,7 +310,7 @@ def test_f4_after_a_rebuild_everything_unread_is_delivered(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_the_old_bytes_are_saved_beside_the_manifest(how: str) -> None:
+def test_the_old_bytes_are_saved_next_to_the_manifest(how: str) -> None:
     store = damaged(how)
     old = bytes_of(store, KEY)
     saved = rebuild(Target(store, CONFIG, RUNTIME))
@@ -317,14 +319,14 @@ def test_the_old_bytes_are_saved_beside_the_manifest(how: str) -> None:
     assert bytes_of(store, saved) == old
 
 
-def test_a_saved_position_does_not_reach_into_the_rebuilt_queue() -> None:
+def test_a_saved_position_is_not_valid_in_the_rebuilt_queue() -> None:
     store = damaged("removed")
     rebuild(Target(store, CONFIG, RUNTIME))
     with pytest.raises(Exception, match="needed but manifest"):
         Consumer(CONFIG, 4, store=store)
 
 
-def test_f1_a_rebuild_whose_answer_was_lost_is_done_once() -> None:
+def test_f1_a_rebuild_whose_answer_was_lost_happens_once() -> None:
     store = Lossy()
     copy_into(store, damaged("removed"))
     store.armed = True
@@ -340,23 +342,23 @@ def test_a_manifest_that_was_written_meanwhile_is_not_replaced() -> None:
 
     def racing(key: str, data: bytes | memoryview) -> None:
         put(key, data)
-        put(KEY, b"somebody else")
+        put(KEY, b"another process")
 
     store.put = racing  # type: ignore[method-assign]
     with pytest.raises(Conflict):
         rebuild(Target(store, CONFIG, RUNTIME))
-    assert bytes_of(store, KEY) == b"somebody else"
+    assert bytes_of(store, KEY) == b"another process"
 
 
-def test_where_nothing_is_no_queue_is_made() -> None:
+def test_a_rebuild_of_an_empty_prefix_creates_no_queue() -> None:
     store = MemoryStore()
     with pytest.raises(InvalidInput, match="there is no queue"):
         rebuild(Target(store, CONFIG, RUNTIME))
     assert store.list("").objects == ()
 
 
-def test_a_longer_grace_period_lets_more_come_back() -> None:
-    """Producers append uploads of half of it, so they may be behind a younger one that was read."""
+def test_a_longer_grace_period_restores_more_batches() -> None:
+    """Producers append uploads of up to half of it, possibly after a younger batch was read."""
     old, acked = location(-GRACE_MS), location(0)
     seen = Watermark(5, 1, 4, acked)
     found = listing(old, acked)
@@ -373,7 +375,7 @@ LOCATIONS = [f"ingest/01J5T4R3KXBMZ7QV9N2WG8YD{n:02}.batch" for n in range(20)]
 
 
 def queue_of(*batches: bytes | None) -> MemoryStore:
-    """A queue whose entries have these objects; None is missing."""
+    """Return the store of a queue whose entries have these objects. None is a missing object."""
     store = MemoryStore()
     for location, data in zip(LOCATIONS, batches, strict=False):
         if data is not None:
@@ -387,7 +389,7 @@ def check(store: MemoryStore, config: ConsumerConfig = FSCK) -> Report:
     return check_queue(Target(store, config, RUNTIME))
 
 
-def test_f25_a_missing_batch_is_found_and_the_check_goes_on() -> None:
+def test_f25_a_missing_batch_is_found_and_the_check_continues() -> None:
     report = check(queue_of(encode_batch([b"a"]), None, encode_batch([b"c"])))
     assert report.problems == [Finding(1, LOCATIONS[1], "its object does not exist", Kind.MISSING)]
     assert (report.batches, report.records, report.ok) == (3, 2, False)
@@ -403,26 +405,26 @@ def test_f25_a_missing_batch_is_found_and_the_check_goes_on() -> None:
         (b"\x00" + encode_batch([]), "footer counts no records"),
     ],
 )
-def test_f20_a_batch_that_does_not_decode_is_found(data: bytes, says: str) -> None:
+def test_f20_a_batch_that_cannot_be_decoded_is_found(data: bytes, says: str) -> None:
     (problem,) = check(queue_of(data)).problems
     assert problem.sequence == 0
     assert says in problem.problem
 
 
-def test_f21_a_batch_beyond_the_cap_is_found_without_being_expanded() -> None:
+def test_f21_a_batch_above_the_limit_is_found_without_being_decompressed() -> None:
     bomb = encode_batch([bytes(10_000_000)], Compression.ZSTD)
     config = tuned(ConsumerConfig, store="memory://fsck", max_batch_bytes=100_000)
     (problem,) = check(queue_of(bomb), config).problems
     assert problem.kind is Kind.TOO_LARGE
 
 
-def test_an_object_beyond_the_cap_is_too_large_and_not_damaged() -> None:
+def test_an_object_above_the_limit_is_reported_as_too_large_and_not_as_damaged() -> None:
     config = tuned(ConsumerConfig, store="memory://fsck", max_batch_bytes=100_000)
     (problem,) = check(queue_of(bytes(200_000)), config).problems
     assert problem.kind is Kind.TOO_LARGE
 
 
-def test_a_damaged_batch_whose_bytes_name_the_limit_is_not_too_large() -> None:
+def test_a_damaged_batch_whose_text_mentions_the_limit_is_not_reported_as_too_large() -> None:
     (problem,) = check(queue_of(b"max_batch_bytes" + b"\xff" * 7)).problems
     assert "max_batch_bytes" in problem.problem
     assert problem.kind is Kind.UNREADABLE
@@ -438,8 +440,8 @@ def test_f23_a_location_outside_the_prefix_is_found_and_never_fetched() -> None:
     assert report.records == 0
 
 
-def test_f15_a_corrupt_manifest_is_a_finding_and_no_error() -> None:
-    # Of the first one no entry can be read, of the second one all.
+def test_f15_a_corrupt_manifest_is_a_finding_and_not_an_error() -> None:
+    # No entry of the first manifest can be read, and all entries of the second one can.
     for damage, note in ((slice(0, 1), Kind.UNREAD), (slice(-1, None), Kind.MISSING)):
         store = queue_of(encode_batch([b"a"]), None)
         raw = bytearray(bytes_of(store, "ingest/manifest"))
@@ -452,9 +454,9 @@ def test_f15_a_corrupt_manifest_is_a_finding_and_no_error() -> None:
         assert str(problem).startswith("manifest 'ingest/manifest': ")
 
 
-def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
+def test_a_batch_that_was_dequeued_and_collected_meanwhile_is_not_a_finding() -> None:
     class Racing(MemoryStore):
-        """The consumer finishes, and its collector runs, right after the manifest was read."""
+        """The consumer finishes and its collector runs right after the manifest was read."""
 
         def get(self, key: str, **options: Any) -> Blob | None:  # type: ignore[override]
             got = super().get(key, **options)
@@ -465,7 +467,7 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
 
     store = Racing()
     copy_into(store, queue_of(encode_batch([b"a"]), encode_batch([b"a"])))
-    # Sequence 0 was consumed and may be gone; sequence 1 still waits and is missed.
+    # Sequence 0 was consumed and may be gone. Sequence 1 is still queued, so its object is missing.
     assert [each.sequence for each in check(store).problems] == [1]
 
 
@@ -502,13 +504,13 @@ def finding(sequence: int, kind: Kind, location: str = "x") -> Finding:
     return Finding(sequence, location, "text", kind)
 
 
-def test_every_kind_of_problem_is_mended_or_left_with_a_reason() -> None:
+def test_every_kind_of_finding_is_repaired_or_left_with_a_reason() -> None:
     notes = {Kind.UNREAD}
     assert set(REPAIRED_BY) | set(NOT_REPAIRED) == set(Kind) - notes
     assert not set(REPAIRED_BY) & set(NOT_REPAIRED)
 
 
-def test_of_an_object_that_is_queued_three_times_the_first_entry_stays() -> None:
+def test_only_the_first_of_three_entries_for_one_object_is_kept() -> None:
     repeats = [finding(n, Kind.REPEATED, "a") for n in (1, 4, 6)]
     other = finding(5, Kind.REPEATED, "b")
     plan, _ = plan_repair(Report(problems=[*repeats[:2], other, repeats[2]]))

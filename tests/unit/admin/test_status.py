@@ -46,7 +46,7 @@ def status_of(
     return summarise(before, after or before, found, CONFIG.store, CONFIG, now_ms)
 
 
-def test_queued_consumed_and_missing_batches() -> None:
+def test_queued_consumed_and_missing_batches_are_counted() -> None:
     gone, first, last = location(9000), location(3000), location(1000)
     manifest = Manifest.empty().append([NewEntry(each) for each in (gone, first, last)])
     manifest = manifest.drop_through(0)
@@ -58,7 +58,7 @@ def test_queued_consumed_and_missing_batches() -> None:
     assert (status.orphans, status.orphan_bytes) == (1, 5)
 
 
-def test_what_is_no_batch_is_no_orphan() -> None:
+def test_objects_that_are_not_batches_are_not_orphans() -> None:
     found = listing(("ingest/notes.txt", 1), ("ingest/manifest", 2), ("ingest/x.batch", 3))
     assert status_of(Manifest.empty(), found).orphans == 0
 
@@ -78,7 +78,9 @@ def test_a_batch_dequeued_while_the_listing_ran_is_neither_orphan_nor_missing() 
     assert (status.queue_length, status.orphans, status.missing) == (0, 0, 0)
 
 
-def test_a_status_lists_no_more_for_a_longer_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_does_not_list_more_objects_for_a_longer_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "LISTED", 3)
     store = MemoryStore()
     named = sorted(location() for _ in range(8))
@@ -88,7 +90,7 @@ def test_a_status_lists_no_more_for_a_longer_queue(monkeypatch: pytest.MonkeyPat
     store.put("ingest/manifest", manifest.raw)
     status = read_status(ReadOnlyReader(CONFIG, store=store, runtime=RUNTIME))
     assert (status.queue_length, status.bytes_queued, status.listed_all) == (8, 15, False)
-    assert status.missing == 1, "what was not listed is not missing"
+    assert status.missing == 1, "a batch that was not listed is not missing"
 
 
 # ---- a topic
@@ -98,7 +100,7 @@ TOPIC = QueueConfig(store="memory://unused")
 SYSTEM = SystemRuntime()
 
 
-def test_a_partition_that_is_closed_and_still_listed_shows_no_giant_epoch() -> None:
+def test_a_closed_partition_that_is_still_listed_shows_its_real_epoch() -> None:
     store = MemoryStore()
     topic = Topic.create(TOPIC, 2, store=store)
     topic.drain("p-00001-05mv")
@@ -117,7 +119,7 @@ def connect(broker_record: DiscoveryRecord) -> Connection:
 
 def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial_module, "CONNECT_S", 0.3)
-    # Its kernel accepts, and nobody ever answers.
+    # Its kernel accepts the connection, and the process never answers.
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         found = ask_broker(DiscoveryRecord(1, "id", address, b"s" * 32), connect)
@@ -130,11 +132,11 @@ def test_another_process_on_the_port_is_not_the_broker() -> None:
     assert found.alive is False
 
 
-# ---- how many records wait
+# ---- the number of waiting records
 
 
 class CountedReads(MemoryStore):
-    """Which bytes of batches were asked for."""
+    """Records the requested byte ranges of batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +149,7 @@ class CountedReads(MemoryStore):
 
 
 def waiting_batches(counts: Sequence[int], store: MemoryStore, prefix: str = "ingest") -> list[str]:
-    """A queue of batches with so many records each; where they are."""
+    """Return a queue whose batches have these numbers of records, and their locations."""
     found = [batch_key(prefix, RUNTIME.ulid()) for _ in counts]
     for each, count in zip(found, counts, strict=True):
         store.put(each, encode_batch([b"x"] * count))
@@ -167,10 +169,10 @@ def read(store: MemoryStore) -> Status:
         ([3, 0, 5], 8, True),
         ([7] * 20, 140, True),
         ([7] * 2_000, 14_000, False),
-        ([2] * 1_000 + [4] * 1_000, 6_000, False),  # spread over all of them
+        ([2] * 1_000 + [4] * 1_000, 6_000, False),  # spread over all batches
     ],
 )
-def test_records_that_wait_are_counted_or_estimated_with_few_small_requests(
+def test_waiting_records_are_counted_or_estimated_with_few_small_requests(
     counts: list[int], records: int, exact: bool
 ) -> None:
     store = CountedReads()
@@ -194,7 +196,7 @@ def test_batches_that_cannot_be_read_are_left_out_of_the_estimate() -> None:
     assert read(store).records is None
 
 
-def test_f23_no_object_outside_of_the_prefix_is_read_for_its_count() -> None:
+def test_f23_no_object_outside_the_prefix_is_read_for_its_count() -> None:
     store = CountedReads()
     store.put("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", encode_batch([b"secret"]))
     entry = NewEntry("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch")
@@ -202,7 +204,7 @@ def test_f23_no_object_outside_of_the_prefix_is_read_for_its_count() -> None:
     assert (read(store).records, store.ranges) == (None, [])
 
 
-def test_records_of_a_topic_are_of_all_its_partitions() -> None:
+def test_the_records_of_a_topic_are_the_sum_of_its_partitions() -> None:
     store = CountedReads()
     topic = Topic.create(CONFIG, 3, store=store)
     first, second, _ = topic.description.names

@@ -1,4 +1,4 @@
-"""Undecided transactions are listed, and ended as their record says: in all partitions or none."""
+"""Undecided transactions are listed, and ended in all partitions as their record says."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CONFIG = QueueConfig(store="memory://transactions")
 HOUR_MS = 3_600_000
 
 
-class World:
-    """A topic of three partitions whose writers come and go."""
+class Deployment:
+    """A topic of three partitions with several writers."""
 
     def __init__(self) -> None:
         self.runtime = ManualRuntime()
@@ -51,7 +51,7 @@ class World:
     def write(
         self, producer: bytes, txn: Transaction | None, *names: str, age_ms: int = HOUR_MS
     ) -> Attempt:
-        """Two pending batches in each of these partitions."""
+        """Append two pending batches to each of these partitions."""
         metadata = (Metadata(0, self.runtime.now_ms() - age_ms),)
         for name in names:
             entries = []
@@ -71,20 +71,22 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def deployment() -> Deployment:
+    return Deployment()
 
 
-def test_each_part_of_a_transaction_is_listed_with_what_waits_behind_it(world: World) -> None:
-    world.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/x")])
-    world.write(A, Transaction("orders", 7), "p-00000-04pn", "p-00001-05mv")
-    world.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/y")])
-    world.write(B, None, "p-00002-0bvb", age_ms=1_500)
+def test_each_part_of_a_transaction_is_listed_with_the_batches_that_wait_for_it(
+    deployment: Deployment,
+) -> None:
+    deployment.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/x")])
+    deployment.write(A, Transaction("orders", 7), "p-00000-04pn", "p-00001-05mv")
+    deployment.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/y")])
+    deployment.write(B, None, "p-00002-0bvb", age_ms=1_500)
     whole = {
         "producer": A.hex(), "app": "orders", "batch": 7, "batches": 2, "last_clock": 3,
         "age_seconds": 3600.0,
     }  # fmt: skip
-    assert list_open(world.scope) == [
+    assert list_open(deployment.scope) == [
         OpenTransaction(partition="p-00000-04pn", first_sequence=0, behind=2, **whole),  # type: ignore[arg-type]
         OpenTransaction(partition="p-00001-05mv", first_sequence=1, behind=3, **whole),  # type: ignore[arg-type]
         OpenTransaction(
@@ -94,89 +96,101 @@ def test_each_part_of_a_transaction_is_listed_with_what_waits_behind_it(world: W
     ]  # fmt: skip
 
 
-def test_an_undecided_transaction_is_rolled_back_everywhere(world: World) -> None:
-    world.write(A, Transaction("orders", 7), *NAMES)
-    listed = list_open(world.scope)
-    assert abort(world.scope, A.hex()) == listed
-    assert list_open(world.scope) == []
-    assert [world.delivered(name) for name in NAMES] == [[], [], []]
+def test_an_undecided_transaction_is_rolled_back_everywhere(deployment: Deployment) -> None:
+    deployment.write(A, Transaction("orders", 7), *NAMES)
+    listed = list_open(deployment.scope)
+    assert abort(deployment.scope, A.hex()) == listed
+    assert list_open(deployment.scope) == []
+    assert [deployment.delivered(name) for name in NAMES] == [[], [], []]
     with pytest.raises(InvalidInput, match="no transaction of producer"):
-        abort(world.scope, A.hex())
+        abort(deployment.scope, A.hex())
 
 
-def test_what_the_record_names_is_completed_and_not_rolled_back(world: World) -> None:
-    coordinator, txn = world.coordinator(), Transaction("orders", 7)
+def test_a_transaction_that_the_record_names_is_completed_and_not_rolled_back(
+    deployment: Deployment,
+) -> None:
+    coordinator, txn = deployment.coordinator(), Transaction("orders", 7)
     assert coordinator.begin(txn, None, NAMES)
-    world.write(B, Transaction("orders", 6), "p-00002-0bvb")
-    # Decided, and killed before it is applied.
-    assert coordinator.decide(world.write(A, txn, "p-00000-04pn", "p-00001-05mv", age_ms=0))
-    assert [each.committed for each in list_open(world.scope)] == [True, True, False]
-    done = abort(world.scope, A.hex())
+    deployment.write(B, Transaction("orders", 6), "p-00002-0bvb")
+    # The writer is killed after the decision and before it is applied.
+    assert coordinator.decide(deployment.write(A, txn, "p-00000-04pn", "p-00001-05mv", age_ms=0))
+    assert [each.committed for each in list_open(deployment.scope)] == [True, True, False]
+    done = abort(deployment.scope, A.hex())
     assert [(each.partition, each.committed) for each in done] == [
         ("p-00000-04pn", True), ("p-00001-05mv", True), ("p-00002-0bvb", False),
     ]  # fmt: skip
     assert done[2].producer == B.hex()
-    assert [world.delivered(name) for name in NAMES] == [[0, 1], [0, 1], []]
+    assert [deployment.delivered(name) for name in NAMES] == [[0, 1], [0, 1], []]
 
 
-def test_a_writer_that_lives_fails_after_its_transaction_was_ended(world: World) -> None:
-    coordinator, txn = world.coordinator(), Transaction("orders", 7)
+def test_a_live_writer_fails_after_its_transaction_was_ended(deployment: Deployment) -> None:
+    coordinator, txn = deployment.coordinator(), Transaction("orders", 7)
     coordinator.begin(txn, None, NAMES)
-    attempt = world.write(A, txn, *NAMES)
-    abort(world.scope, A.hex())
+    attempt = deployment.write(A, txn, *NAMES)
+    abort(deployment.scope, A.hex())
     with pytest.raises(Superseded):
         coordinator.decide(attempt)
-    assert [world.delivered(name) for name in NAMES] == [[], [], []]
+    assert [deployment.delivered(name) for name in NAMES] == [[], [], []]
 
 
-def test_other_apps_are_let_be(world: World) -> None:
-    world.write(A, Transaction("orders", 7), "p-00000-04pn")
-    world.write(B, Transaction("bills", 7), "p-00000-04pn")
-    world.write(C, None, "p-00000-04pn")
-    abort(world.scope, A.hex())
-    assert [each.producer for each in list_open(world.scope)] == [B.hex(), C.hex()]
+def test_transactions_of_other_apps_are_not_touched(deployment: Deployment) -> None:
+    deployment.write(A, Transaction("orders", 7), "p-00000-04pn")
+    deployment.write(B, Transaction("bills", 7), "p-00000-04pn")
+    deployment.write(C, None, "p-00000-04pn")
+    abort(deployment.scope, A.hex())
+    assert [each.producer for each in list_open(deployment.scope)] == [B.hex(), C.hex()]
 
 
-def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -> None:
-    world.write(A, None, *NAMES)
-    world.write(B, None, "p-00001-05mv")
+def test_a_transaction_without_an_app_is_rolled_back_by_its_producer(
+    deployment: Deployment,
+) -> None:
+    deployment.write(A, None, *NAMES)
+    deployment.write(B, None, "p-00001-05mv")
     with pytest.raises(InvalidInput, match=r"has no name.*in some partitions and not in others"):
-        abort(world.scope, A.hex())
-    assert len(list_open(world.scope)) == 4
-    assert len(abort(world.scope, A.hex(), force=True)) == 3
-    assert [each.producer for each in list_open(world.scope)] == [B.hex()]
-    assert [world.delivered(name) for name in NAMES] == [[], [], []]
+        abort(deployment.scope, A.hex())
+    assert len(list_open(deployment.scope)) == 4
+    assert len(abort(deployment.scope, A.hex(), force=True)) == 3
+    assert [each.producer for each in list_open(deployment.scope)] == [B.hex()]
+    assert [deployment.delivered(name) for name in NAMES] == [[], [], []]
 
 
-def test_one_without_an_app_that_is_committed_in_one_partition_is_completed(world: World) -> None:
-    attempt = world.write(A, None, *NAMES)
-    # Its publisher is killed when it has acknowledged it in one of them.
-    markers = MarkerWriter(world.store, CONFIG, world.queue, world.runtime, ahead_ms=0)
+def test_a_transaction_without_an_app_is_completed_if_one_partition_has_committed_it(
+    deployment: Deployment,
+) -> None:
+    attempt = deployment.write(A, None, *NAMES)
+    # Its publisher is killed after it has acknowledged one of the partitions.
+    markers = MarkerWriter(
+        deployment.store, CONFIG, deployment.queue, deployment.runtime, ahead_ms=0
+    )
     markers.write({NAMES[0]: [TransactionMarker(A, attempt.intents[NAMES[0]])]})
-    assert [each.committed for each in list_open(world.scope)] == [True, True]
-    done = abort(world.scope, A.hex())
+    assert [each.committed for each in list_open(deployment.scope)] == [True, True]
+    done = abort(deployment.scope, A.hex())
     assert [(each.partition, each.committed) for each in done] == [
         ("p-00001-05mv", True), ("p-00002-0bvb", True),
     ]  # fmt: skip
-    assert [world.delivered(name) for name in NAMES] == [[0, 1], [0, 1], [0, 1]]
+    assert [deployment.delivered(name) for name in NAMES] == [[0, 1], [0, 1], [0, 1]]
 
 
-def test_a_young_transaction_may_be_at_work(world: World) -> None:
-    world.write(A, Transaction("orders", 7), "p-00000-04pn")
-    world.write(A, Transaction("orders", 7), "p-00001-05mv", age_ms=10_000)
+def test_a_young_transaction_is_not_ended_because_its_writer_may_be_running(
+    deployment: Deployment,
+) -> None:
+    deployment.write(A, Transaction("orders", 7), "p-00000-04pn")
+    deployment.write(A, Transaction("orders", 7), "p-00001-05mv", age_ms=10_000)
     with pytest.raises(InvalidInput, match=r"is 10 s old: its writer may be at work.*force=True"):
-        abort(world.scope, A.hex())
-    assert len(list_open(world.scope)) == 2
-    assert len(abort(world.scope, A.hex(), force=True)) == 2
+        abort(deployment.scope, A.hex())
+    assert len(list_open(deployment.scope)) == 2
+    assert len(abort(deployment.scope, A.hex(), force=True)) == 2
 
 
-def test_one_partition_of_a_topic_is_listed_and_not_ended_alone(world: World) -> None:
-    world.write(A, Transaction("orders", 7), *NAMES)
-    one = Target(world.store, Topic.config_of("p-00001-05mv", CONFIG), world.runtime)
+def test_transactions_of_one_partition_are_listed_but_cannot_be_ended_there(
+    deployment: Deployment,
+) -> None:
+    deployment.write(A, Transaction("orders", 7), *NAMES)
+    one = Target(deployment.store, Topic.config_of("p-00001-05mv", CONFIG), deployment.runtime)
     assert [each.partition for each in list_open(one)] == ["p-00001-05mv"]
     with pytest.raises(InvalidInput, match="in all of them or in none"):
         abort(one, A.hex())
-    assert len(list_open(world.scope)) == 3
+    assert len(list_open(deployment.scope)) == 3
 
 
 def test_transactions_of_a_queue_are_listed_and_ended() -> None:

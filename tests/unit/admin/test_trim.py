@@ -1,4 +1,4 @@
-"""Skip, restore, trim and collect."""
+"""Skip, restore, trim, and collect."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ GOOD = [encode_batch([b"%d" % n]) for n in range(66)]
 
 @pytest.mark.parametrize("bad", [b"garbage", None], ids=["corrupt", "missing"])
 @pytest.mark.parametrize("index", range(4))
-def test_a_bad_batch_anywhere_is_skipped_and_no_other(index: int, bad: bytes | None) -> None:
+def test_only_the_bad_batch_is_skipped_at_any_position(index: int, bad: bytes | None) -> None:
     store = queue_of(*GOOD[:index], bad, *GOOD[index + 1 : 4])
     skipped, _ = skip_batch(at(store), index)
     assert [each.sequence for each in manifest_of(store).entries()] == [0, 1, 2, 3]
@@ -85,7 +85,7 @@ def test_a_bad_batch_anywhere_is_skipped_and_no_other(index: int, bad: bytes | N
         assert read_copy(store, "ingest", skipped) == bad
 
 
-def test_the_rest_of_its_transaction_is_still_one_transaction() -> None:
+def test_the_rest_of_the_transaction_of_a_skipped_batch_is_still_one_transaction() -> None:
     txn = Transaction("app", 7)
     store = queue_of(GOOD[0], b"garbage", GOOD[2], txn=txn)
     skip_batch(at(store), 1)
@@ -93,7 +93,7 @@ def test_the_rest_of_its_transaction_is_still_one_transaction() -> None:
     assert [each.txn for each in named if each] == [txn] * 3
 
 
-def test_a_consumer_that_still_runs_is_fenced() -> None:
+def test_skip_fences_a_running_consumer() -> None:
     store = queue_of(GOOD[0], b"garbage")
     with Consumer(CONFIG, store=store) as consumer:
         assert consumer.next_batch() is not None
@@ -102,7 +102,7 @@ def test_a_consumer_that_still_runs_is_fenced() -> None:
             consumer.next_batch()
 
 
-def test_a_good_batch_is_skipped_only_by_force() -> None:
+def test_a_readable_batch_is_skipped_only_with_force() -> None:
     store = queue_of(*GOOD[:2])
     before = store.list("").objects
     with pytest.raises(InvalidInput, match="can be read"):
@@ -112,12 +112,12 @@ def test_a_good_batch_is_skipped_only_by_force() -> None:
     assert records(store) == [b"1"]
 
 
-def test_a_sequence_that_is_not_queued_is_refused_with_those_that_are() -> None:
+def test_the_error_about_a_sequence_that_is_not_queued_names_the_queued_ones() -> None:
     with pytest.raises(InvalidInput, match="it holds 0 to 1"):
         skip_batch(at(queue_of(*GOOD[:2])), 2)
 
 
-def test_a_store_that_is_down_makes_no_batch_bad() -> None:
+def test_a_batch_does_not_count_as_bad_while_the_store_is_down() -> None:
     class Down(MemoryStore):
         def get(self, key: str, **options: object) -> Blob:  # type: ignore[override]
             if key.endswith(".batch"):
@@ -131,7 +131,7 @@ def test_a_store_that_is_down_makes_no_batch_bad() -> None:
     assert list_quarantine(store, "ingest") == []
 
 
-def test_f1_a_skip_whose_answer_was_lost_changes_one_entry_once() -> None:
+def test_f1_a_skip_whose_answer_was_lost_replaces_one_entry_once() -> None:
     store = Lossy()
     copy_into(store, queue_of(GOOD[0], b"garbage", GOOD[2]))
     store.armed = True
@@ -144,7 +144,7 @@ def test_f1_a_skip_whose_answer_was_lost_changes_one_entry_once() -> None:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process was killed."""
 
 
 def killed(*args: object, **named: object) -> None:
@@ -156,7 +156,7 @@ def quarantined(data: bytes | None) -> tuple[MemoryStore, str]:
     return store, skip_batch(at(store), 0, force=True)[0].id
 
 
-def test_a_restored_batch_comes_behind_what_is_queued_with_its_metadata() -> None:
+def test_a_restored_batch_is_appended_with_its_metadata() -> None:
     store, name = quarantined(GOOD[0])
     report = restore_batch(at(store), name)
     assert report.restored_sequence == 2
@@ -164,7 +164,7 @@ def test_a_restored_batch_comes_behind_what_is_queued_with_its_metadata() -> Non
     assert records(store) == [b"1", b"0"]
 
 
-def test_what_a_query_has_passed_by_is_restored_although_it_waits_to_leave() -> None:
+def test_a_batch_that_a_query_skipped_is_restored_although_its_entry_is_still_queued() -> None:
     store = queue_of(GOOD[0], GOOD[1])
     entry = manifest_of(store).entries()[0]
     report = quarantine(store, "ingest", entry, "torn", runtime=RUNTIME, query="q")
@@ -172,7 +172,7 @@ def test_what_a_query_has_passed_by_is_restored_although_it_waits_to_leave() -> 
 
 
 def restored_and_killed(monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryStore, str]:
-    """A batch that was restored by a process that was killed before it noted that."""
+    """Return a batch that was restored by a process that was killed before it noted the restore."""
     store, name = quarantined(GOOD[0])
     put = store.put
 
@@ -188,7 +188,7 @@ def restored_and_killed(monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryStore, s
     return store, name
 
 
-def test_a_restore_that_was_killed_after_its_append_produces_once(
+def test_a_restore_that_was_killed_after_its_append_appends_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, name = restored_and_killed(monkeypatch)
@@ -207,7 +207,7 @@ def test_a_restore_that_was_killed_and_may_have_been_read_is_not_repeated(
         restore_batch(at(store), name)
 
 
-def test_what_has_no_copy_or_no_report_cannot_be_restored() -> None:
+def test_a_batch_without_a_copy_or_a_report_cannot_be_restored() -> None:
     store, name = quarantined(None)
     with pytest.raises(InvalidInput, match="has no copy"):
         restore_batch(at(store), name)
@@ -228,7 +228,7 @@ def test_a_skipped_message_keeps_its_identity(txn: Transaction | None) -> None:
     assert check_queue(at(store)).ok
 
 
-# ---- where a queue begins
+# ---- start positions
 
 
 MINUTE = 60_000
@@ -236,7 +236,10 @@ NOON = 1_767_268_800_000  # 2026-01-01T12:00:00Z
 
 
 def dated_manifest(*times: tuple[int, ...] | None, dropped: int = 0) -> Manifest:
-    """A batch for each tuple, with these ingestion times in minutes after noon; None for none."""
+    """Return a manifest with one batch per tuple of ingestion times, in minutes after noon.
+
+    None is a batch without metadata.
+    """
     entries = [
         NewEntry(
             f"ingest/{n}", tuple(Metadata(i, NOON + t * MINUTE) for i, t in enumerate(each or ()))
@@ -257,7 +260,7 @@ def dated_manifest(*times: tuple[int, ...] | None, dropped: int = 0) -> Manifest
         ("4", 4),
         ("2026-01-01T12:00:00Z", 1),
         ("2026-01-01", 1),
-        # The second batch has a record of this minute, its first one is older.
+        # The second batch has a record of this minute, although its first record is older.
         ("2026-01-01T12:05:00Z", 2),
         ("2026-01-01T12:05:00", 2),
         ("2026-01-01T13:05:00+01:00", 2),
@@ -265,12 +268,12 @@ def dated_manifest(*times: tuple[int, ...] | None, dropped: int = 0) -> Manifest
         ("2026-01-02", 4),
     ],
 )
-def test_a_place_is_found(text: str, sequence: int) -> None:
+def test_a_start_position_is_resolved_to_a_sequence(text: str, sequence: int) -> None:
     manifest = dated_manifest((0,), (1,), (2, 5), (6,), dropped=1)
     assert Start.parse(text).sequence_in(manifest, CONFIG, CONFIG.store) == sequence
 
 
-def test_a_batch_without_any_time_rather_comes_too_often() -> None:
+def test_a_batch_without_any_time_is_included_in_a_start_at_a_time() -> None:
     assert (
         Start.parse("2026-01-02").sequence_in(
             dated_manifest((0,), None, (1,)), CONFIG, CONFIG.store
@@ -280,12 +283,12 @@ def test_a_batch_without_any_time_rather_comes_too_often() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Earliest", "-1", "1.5", "²", "9" * 21, "tomorrow"])
-def test_what_is_no_place_is_refused_with_examples(text: str) -> None:
+def test_the_error_about_an_invalid_start_position_has_examples(text: str) -> None:
     with pytest.raises(InvalidInput, match="use earliest, latest, a sequence such as 42, or a"):
         Start.parse(text)
 
 
-def test_a_sequence_that_is_not_there_says_what_is() -> None:
+def test_the_error_about_a_sequence_outside_the_queue_names_the_valid_ones() -> None:
     manifest = dated_manifest((0,), (1,), dropped=1)
     with pytest.raises(
         InvalidInput, match=r"0 has left the queue with manifest 'ingest/manifest': it holds 1"
@@ -303,7 +306,7 @@ def test_a_sequence_that_is_not_there_says_what_is() -> None:
 PRODUCER = bytes(6)
 
 
-def test_everything_that_is_dropped_has_its_copy() -> None:
+def test_every_dropped_batch_has_a_copy_in_the_quarantine() -> None:
     store = queue_of(*GOOD[:66])
     plan = plan_trim(at(store), Start.parse("65"))
     done = trim_queue(at(store), plan)
@@ -313,7 +316,7 @@ def test_everything_that_is_dropped_has_its_copy() -> None:
     assert manifest_of(store).entry_count == 1
 
 
-def test_a_store_that_takes_no_copy_keeps_the_queue_as_it_is(
+def test_the_queue_is_unchanged_if_a_copy_cannot_be_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = queue_of(*GOOD[:3])
@@ -328,7 +331,7 @@ def test_a_store_that_takes_no_copy_keeps_the_queue_as_it_is(
     assert (manifest_of(store).entry_count, manifest_of(store).epoch) == (3, 0)
 
 
-def test_what_is_appended_or_read_since_the_plan_is_left_as_it_is() -> None:
+def test_batches_that_were_appended_or_read_since_the_plan_are_not_touched() -> None:
     store = queue_of(*GOOD[:4])
     plan = plan_trim(at(store), Start.parse("2"))
     with Consumer(CONFIG, store=store) as consumer:
@@ -338,7 +341,7 @@ def test_what_is_appended_or_read_since_the_plan_is_left_as_it_is() -> None:
     assert done[0] == manifest_of(store).first_sequence == 3
 
 
-def test_a_trim_that_was_killed_before_it_dropped_is_done_by_the_next_one(
+def test_a_trim_that_was_killed_before_the_drop_is_finished_by_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = queue_of(*GOOD[:3])
@@ -360,7 +363,7 @@ def test_a_trim_that_was_killed_before_it_dropped_is_done_by_the_next_one(
     assert restore_batch(at(store), left[0].id).restored_sequence == 3
 
 
-def test_a_transaction_that_is_not_decided_is_not_torn_apart() -> None:
+def test_an_undecided_transaction_is_not_split() -> None:
     store = queue_of(*GOOD[:1])
 
     def message(clock: int, flags: int) -> NewEntry:
@@ -388,20 +391,20 @@ def of_topic(store: MemoryStore, config: ConsumerConfig, topic: Topic) -> Target
 
 
 def consumed(store: MemoryStore, config: ConsumerConfig) -> str:
-    """One batch that was read and acknowledged; where it is."""
+    """Append, read, and acknowledge one batch, and return its location."""
     queue = Queue(store, config, runtime=RUNTIME, role="test")
     location = batch_key(config.data_path_prefix, RUNTIME.ulid())
     store.put(location, encode_batch([b"x"]))
     queue.append([NewEntry(location)])
     queue.dequeue(0, queue.claim_epoch(None).epoch)
-    # In the millisecond in which it was written, and one later, it is too young.
+    # It is too young to be collected until two milliseconds after it was written.
     written_ms = RUNTIME.now_ms()
     while RUNTIME.now_ms() <= written_ms + 1:
         pass
     return location
 
 
-def test_partitions_and_those_that_have_left_are_collected_and_the_latter_forgotten() -> None:
+def test_active_and_removed_partitions_are_collected_and_the_removed_ones_forgotten() -> None:
     store = MemoryStore()
     topic = Topic.create(COLLECTED, 3, store=store)
     for name in topic.description.names[:2]:
@@ -413,10 +416,12 @@ def test_partitions_and_those_that_have_left_are_collected_and_the_latter_forgot
     assert collect(of_topic(store, COLLECTED, topic)).deleted == 2
     assert not [each for each in store.list("").objects if each.key.endswith(".batch")]
     assert topic.read().left == ()
-    assert not store.list("p-00002").objects, "nobody has written to it, and neither did this"
+    assert not store.list("p-00002").objects, (
+        "no process has written to it, and collect did not either"
+    )
 
 
-def test_one_that_has_left_is_remembered_as_long_as_something_of_it_is_too_young() -> None:
+def test_a_removed_partition_is_remembered_while_some_of_its_objects_are_too_young() -> None:
     store = MemoryStore()
     topic = Topic.create(COLLECTED, 2, store=store)
     consumed(store, topic.config_of(topic.description.names[0], COLLECTED))

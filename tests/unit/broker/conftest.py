@@ -1,4 +1,4 @@
-"""Connections have all the time that a slow machine takes, and brokers end with their test."""
+"""Fixtures that relax the time limits of brokers and stop the brokers of a test."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.unit.broker import local
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker in the process of the test answers late when the processor is busy elsewhere.
+    """Relax the time limits, because a broker in the test's process answers late on a busy machine.
 
-    Silent brokers and requests that grow old are tested where time is the test's own.
+    Tests of silent brokers and of requests that expire move the clock themselves.
     """
     for module in (client, network):
         monkeypatch.setattr(module, "CONNECT_S", 30.0)

@@ -1,4 +1,4 @@
-"""A broker and its clients in one process: over real sockets, or without a network."""
+"""A broker and its clients in one process, over real sockets or without a network."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def queued(store: Store) -> list[str]:
 
 
 def eventually(condition: Callable[[], T | None], seconds: float = 60.0) -> T:
-    """What the condition gives as soon as that is true."""
+    """Return the first true value of the condition."""
     end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < end, "it did not come true"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.005)
     return found
 
@@ -63,7 +63,7 @@ def eventually(condition: Callable[[], T | None], seconds: float = 60.0) -> T:
 def serving(
     store: Store | None = None, listen: Listen = LOOPBACK, secret: bytes = b"s" * SECRET_BYTES
 ) -> Iterator[tuple[Broker, DiscoveryRecord, WebSocketPort]]:
-    """A broker behind a port, which no record announces."""
+    """Serve a broker on a port that no discovery record announces."""
     store = store if store is not None else MemoryStore()
     broker = Broker(store, Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
@@ -79,7 +79,7 @@ def serving(
 
 
 _stores: dict[str, Store] = {}
-"""Of the brokers that serve in this process, by their addresses."""
+"""The stores of the brokers that serve in this process, by address."""
 
 
 def connect(broker_record: DiscoveryRecord) -> Connection:
@@ -88,7 +88,7 @@ def connect(broker_record: DiscoveryRecord) -> Connection:
 
 @contextmanager
 def connected(broker_record: DiscoveryRecord, store: Store | None = None) -> Iterator[Connection]:
-    """A connection that has shown that it may write in the broker's store."""
+    """Connect, and prove that the client may write to the broker's store."""
     with closing(connect(broker_record)) as client:
         client.show_may_write(store or _stores[broker_record.address], CONFIG.manifest_path)
         yield client
@@ -100,7 +100,7 @@ def host(store: Store, runtime: Runtime = RUNTIME) -> LeaderElection:
 
 @contextmanager
 def hosting(store: Store, runtime: Runtime = RUNTIME) -> Iterator[LeaderElection]:
-    """A broker that serves when the block begins."""
+    """Run a broker that serves when the block begins."""
     election = host(store, runtime)
     try:
         eventually(lambda: election.serving)
@@ -115,7 +115,7 @@ BROKER = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
 def announce(
     store: CasStore, *, name: str = "", address: str = "x:1", config: QueueConfig = CONFIG
 ) -> DiscoveryRecord:
-    """Announce a broker that does not exist, in place of the announced one."""
+    """Announce a broker that does not exist, replacing the announced one."""
     lease = Lease(store, config, RUNTIME)
     record = DiscoveryRecord(0, name or RUNTIME.ulid(), address, b"s" * SECRET_BYTES)
     taken = lease.take(record, lease.read())
@@ -124,10 +124,10 @@ def announce(
 
 
 class FakeConnection:
-    """A connection whose broker gives these answers, one after the other.
+    """A connection to a broker that gives these answers in order.
 
-    ``before`` each it does what the broker did meanwhile. With a lost answer the connection ends,
-    unless the broker ``lives``.
+    It calls ``before`` ahead of each answer, to do what the broker did meanwhile. A lost answer
+    ends the connection, unless the broker ``lives``.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class FakeConnection:
 
 
 class NetworkOf(WebSocketNetwork):
-    """Connects as a test says."""
+    """Connects with a function of the test."""
 
     def __init__(self, connect: Callable[[DiscoveryRecord], Connection]) -> None:
         super().__init__(RUNTIME)
@@ -178,7 +178,7 @@ class NetworkOf(WebSocketNetwork):
 
 
 class Direct:
-    """Appends without a broker, and counts how often."""
+    """Appends without a broker, and counts the appends."""
 
     tag = "DIRECT"
 
@@ -204,10 +204,11 @@ class Direct:
 
 
 class Hooked(MemoryStore):
-    """A store with a test's hooks at one object, or at all whose keys end so.
+    """A store that calls the hooks of a test for all keys with one suffix.
 
-    ``on_read`` is called before each read of it, ``on_write`` before each compare-and-swap. Of so
-    many compare-and-swaps the request is lost, or the answer.
+    ``on_read`` is called before each read, and ``on_write`` before each compare-and-swap. The next
+    ``lost_requests`` compare-and-swaps are not applied, and the answers of the next
+    ``lost_answers`` ones are lost.
     """
 
     def __init__(self, at: str = CONFIG.manifest_path) -> None:
@@ -238,9 +239,9 @@ class Hooked(MemoryStore):
 
 
 class Overtaken(MemoryStore):
-    """A broker is announced for some queue, and another writer is faster, once, there.
+    """A store in which a broker is announced, and another writer wins one race.
 
-    It is a network, too, on which that broker is not reached.
+    It is also a network on which that broker cannot be reached.
     """
 
     def __init__(self) -> None:
@@ -269,7 +270,7 @@ NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
 class Client:
-    """A client of a broker, with a wire and no network."""
+    """A client that is connected to a broker without a network."""
 
     def __init__(self, broker: Broker, *, may_write: bool = True, nonce: bytes = b"a" * 32) -> None:
         end = BrokerEnd(b"s" * 32, 1, "", nonce, NAME)
@@ -295,13 +296,13 @@ class Client:
 
 
 brokers: list[Broker] = []
-"""That were made by the running test."""
+"""The brokers that the running test created."""
 
 
 def made(
     store: MemoryStore, runtime: ManualRuntime | None = None, config: ProducerConfig = CONFIG
 ) -> Broker:
-    """With a clock that stands still: no request grows old while a busy machine has it wait."""
+    """Create a broker whose clock stands still, so that no request expires on a busy machine."""
     runtime = runtime or ManualRuntime()
     queue = SharedQueue(store, config, runtime=runtime)
     brokers.append(Broker(store, queue, runtime, "ingest"))

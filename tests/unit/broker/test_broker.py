@@ -30,7 +30,7 @@ from tests.support.tuned import tuned
 from tests.unit.broker.local import CONFIG, Client, Hooked, eventually, made, queued
 
 
-def test_requests_that_wait_enter_with_one_write_in_the_order_they_came() -> None:
+def test_waiting_requests_are_appended_with_one_write_in_their_order() -> None:
     store = MemoryStore()
     broker = made(store)
     clients = [Client(broker), Client(broker)]
@@ -44,7 +44,7 @@ def test_requests_that_wait_enter_with_one_write_in_the_order_they_came() -> Non
     assert broker.commits == 1
 
 
-def test_a_request_older_than_it_holds_is_refused_and_not_appended() -> None:
+def test_an_expired_request_is_refused_and_not_appended() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     broker = made(store, runtime)
     client = Client(broker)
@@ -59,13 +59,13 @@ def test_a_request_older_than_it_holds_is_refused_and_not_appended() -> None:
     assert queued(store) == ["ingest/young"]
 
 
-def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -> None:
+def test_a_request_that_expires_while_the_write_loses_races_is_not_written() -> None:
     runtime = ManualRuntime()
 
     store = Hooked()
 
     def lose_the_race() -> None:
-        """Each write takes a second, and another writer is faster."""
+        """Take a second for each write, and let another writer win the race."""
         runtime.advance(1.0)
         store.on_write = lambda: None
         Queue(store, CONFIG, runtime=SystemRuntime(), role="other").append(
@@ -83,13 +83,13 @@ def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -
 
 
 @pytest.mark.parametrize("dequeued", [False, True])
-def test_f2_a_group_has_not_landed_because_the_last_of_it_was_appended_elsewhere(
+def test_f2_a_group_has_not_landed_if_only_its_last_entry_was_appended_elsewhere(
     dequeued: bool,
 ) -> None:
     runtime, store = ManualRuntime(), Hooked()
 
     def append_the_last_elsewhere() -> None:
-        """Its client heard nothing for a second, and found another broker. The other one waits."""
+        """One client got no answer and found another broker. The other client waits."""
         store.on_write = lambda: None
         runtime.advance(1.5)
         other = Queue(store, CONFIG, runtime=SystemRuntime(), role="other")
@@ -104,7 +104,7 @@ def test_f2_a_group_has_not_landed_because_the_last_of_it_was_appended_elsewhere
     cut_off.ask("cut off", valid_ms=1_000)
     broker.start()
     (answer,) = waits.answered()
-    if dequeued:  # the group may have landed, and this one have been dequeued
+    if dequeued:  # the group may have landed, and this entry may have been dequeued
         assert answer["error"]["name"] == "CommitStateUnknown"
         return
     assert (answer["op"], answer["sequence"]) == ("done", 2)
@@ -112,7 +112,7 @@ def test_f2_a_group_has_not_landed_because_the_last_of_it_was_appended_elsewhere
     assert queued(store) == ["ingest/first", "ingest/cut off", "ingest/waits"]
 
 
-def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() -> None:
+def test_a_request_that_is_renewed_during_a_slow_write_is_written() -> None:
     runtime = ManualRuntime()
     clients: list[Client] = []
 
@@ -124,7 +124,7 @@ def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() 
         runtime.advance(1.5)
         holds_on, forges, _ = clients
         holds_on.send({"op": "renew", "n": [1, 7], "clock": broker.clock()})
-        # An older clock takes nothing back.
+        # An older clock does not shorten the renewal.
         holds_on.send({"op": "renew", "n": [1], "clock": holds_on.clock})
         later = [runtime.monotonic() + 100, runtime.now_ms() + 100_000]
         forges.send({"op": "renew", "n": [1], "clock": later})
@@ -140,16 +140,14 @@ def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() 
     holds_on, forges, silent = clients
     assert holds_on.answered()[0]["op"] == "done"
     assert silent.answered()[0]["why"] == "expired"
-    # No client holds on by a clock that the broker has not sent yet.
+    # A client cannot renew with a clock that the broker has not sent yet.
     assert forges.answered()[0]["why"] == "expired"
     assert queued(store) == ["ingest/first", "ingest/waiting0"]
     with pytest.raises(ProtocolError, match="renewal"):
         silent.send({"op": "renew", "n": "all", "clock": broker.clock()})
 
 
-def test_a_doubtful_request_is_searched_for_and_unknown_where_a_consumer_may_have_taken_it() -> (
-    None
-):
+def test_a_request_in_doubt_is_looked_up_and_unknown_if_a_consumer_may_have_taken_it() -> None:
     store = MemoryStore()
     queue = Queue(store, CONFIG, runtime=SystemRuntime(), role="x")
     queue.append([NewEntry("ingest/a")])
@@ -170,7 +168,7 @@ def test_a_doubtful_request_is_searched_for_and_unknown_where_a_consumer_may_hav
     assert queued(store) == ["ingest/b"]
 
 
-def test_a_full_queue_takes_what_fits() -> None:
+def test_a_full_queue_accepts_the_requests_that_fit() -> None:
     store = MemoryStore()
     config = tuned(ProducerConfig, store="memory://unused", max_manifest_bytes=150)
     broker = made(store, config=config)
@@ -187,7 +185,7 @@ def test_a_full_queue_takes_what_fits() -> None:
     assert queued(store) == [f"ingest/{number - 1}" for number in done]
 
 
-def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> None:
+def test_a_broker_that_stops_refuses_waiting_and_new_requests() -> None:
     store = MemoryStore()
     broker = made(store)
     client = Client(broker)
@@ -200,7 +198,7 @@ def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> No
     assert queued(store) == []
 
 
-def test_groups_entries_clients_and_what_waits_are_counted_and_measured(
+def test_metrics_count_groups_entries_clients_and_waiting_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commits: list[int] = []
@@ -227,7 +225,7 @@ def test_groups_entries_clients_and_what_waits_are_counted_and_measured(
     assert not any(id(broker) in gauge._owners for gauge in gauges)
 
 
-def test_an_unexpected_error_reaches_the_clients_and_the_service_goes_on() -> None:
+def test_an_unexpected_error_reaches_the_clients_and_the_broker_keeps_serving() -> None:
     store = Hooked()
     store.on_write = lambda: 1 / 0
     broker = made(store)
@@ -241,8 +239,8 @@ def test_an_unexpected_error_reaches_the_clients_and_the_service_goes_on() -> No
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])
-def test_while_storage_stalls_no_client_gets_an_unknown_outcome(lands: bool) -> None:
-    """The requests became too old to be tried again; their clients may look, and try."""
+def test_no_client_gets_an_unknown_outcome_while_storage_stalls(lands: bool) -> None:
+    """The requests are too old to be retried here; their clients may look them up and retry."""
     runtime = ManualRuntime()
     store = Hooked()
     store.lost_answers, store.lost_requests = int(lands), int(not lands)
@@ -267,7 +265,7 @@ def test_while_storage_stalls_no_client_gets_an_unknown_outcome(lands: bool) -> 
     assert queued(store) == ["ingest/a"]
 
 
-def test_bytes_that_wait_are_bounded_like_entries() -> None:
+def test_waiting_bytes_are_bounded_like_entries() -> None:
     broker = made(MemoryStore())
     client = Client(broker)
     large = [NewEntry("ingest/large", (Metadata(0, 0, bytes(2 * 1024 * 1024)),))]
@@ -279,7 +277,7 @@ def test_bytes_that_wait_are_bounded_like_entries() -> None:
     assert broker.stats()["waiting"] == count - len(refused)
 
 
-def test_of_an_append_that_may_have_landed_each_client_gets_its_own_batches() -> None:
+def test_each_client_learns_about_its_own_batches_of_an_append_that_may_have_landed() -> None:
     class Doubting(Queue):
         def append(self, entries: Any, **_: Any) -> Any:
             locations = tuple(each.location for each in entries)
@@ -299,7 +297,7 @@ def test_of_an_append_that_may_have_landed_each_client_gets_its_own_batches() ->
     broker.stop(5)
 
 
-def test_an_earlier_attempt_is_found_by_its_end_when_a_consumer_took_its_beginning() -> None:
+def test_an_earlier_attempt_is_recognized_by_its_end_if_its_beginning_was_dequeued() -> None:
     a, b, c = (NewEntry(f"ingest/{name}") for name in "abc")
     queue = Queue(MemoryStore(), CONFIG, runtime=ManualRuntime(), role="broker")
     guard = find_earlier_attempt(queue, [b, c], since=0)
@@ -314,7 +312,7 @@ def entry(number: int) -> NewEntry:
 
 
 class Watched(MemoryStore):
-    """Notes which thread writes. A write of the one that appends lasts until ``held``."""
+    """Notes which thread writes. Writes of the appending thread last until ``held`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +336,7 @@ class Watched(MemoryStore):
         return super().put_if(key, data, condition)
 
 
-def test_two_threads_write_in_turns_and_lose_no_race() -> None:
+def test_two_threads_take_turns_to_write_and_lose_no_race() -> None:
     store = Watched()
     queue = SharedQueue(store, SHARED_CONFIG, runtime=ManualRuntime())
     epoch = queue.claim_epoch(None).epoch
@@ -367,15 +365,15 @@ def test_two_threads_write_in_turns_and_lose_no_race() -> None:
         thread.join()
     assert appended == list(range(len(appended)))
     assert queue.conflicts == 0
-    # A thread that writes all the time waits behind one that came meanwhile.
+    # A thread that writes all the time must wait for a thread that came meanwhile.
     held = [number for number, who in enumerate(store.writers) if who == "held"]
     assert len(held) == 20
     assert {store.writers[number + 1] for number in held} == {threading.current_thread().name}
-    # Its own manifest is in memory: what was written needs no reading.
+    # The manifest that it wrote is in memory, so it needs no read.
     assert store.reads <= 3
 
 
-def test_what_was_written_just_now_is_not_read_again_and_later_it_is() -> None:
+def test_a_manifest_that_was_just_written_is_read_again_only_later() -> None:
     runtime, store = ManualRuntime(), MemoryStore()
     queue = SharedQueue(store, SHARED_CONFIG, runtime=runtime)
     queue.append([entry(0)])
@@ -389,7 +387,7 @@ def test_what_was_written_just_now_is_not_read_again_and_later_it_is() -> None:
     assert manifest.entry_count == 2
 
 
-def test_another_consumer_is_noticed_by_a_write_from_memory() -> None:
+def test_a_write_from_memory_detects_another_consumer() -> None:
     runtime, store = ManualRuntime(), MemoryStore()
     queue = SharedQueue(store, SHARED_CONFIG, runtime=runtime)
     epoch = queue.claim_epoch(None).epoch
@@ -397,5 +395,5 @@ def test_another_consumer_is_noticed_by_a_write_from_memory() -> None:
     Queue(store, SHARED_CONFIG, runtime=runtime, role="consumer").claim_epoch(None)
     with pytest.raises(Fenced):
         queue.dequeue(0, epoch)
-    # A call that failed lets the next one in.
+    # A failed call lets the next one in.
     assert queue.append([entry(1)]) == 1

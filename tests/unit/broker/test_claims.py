@@ -1,4 +1,4 @@
-"""Claims: the value of their object, and when they lapse."""
+"""The claims of workers: the stored value, and when claims expire."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 NEW = Claims(epoch=3, frontier=10)
 
 
-def test_the_frontier_is_the_first_batch_that_is_not_done() -> None:
+def test_the_frontier_is_the_first_unfinished_batch() -> None:
     claims = NEW.claim([10, 11, 12], "a", 1_000).finish(12).finish(11)
     assert (claims.frontier, claims.done) == (10, {11, 12})
     claims = claims.finish(10)
@@ -34,7 +34,7 @@ def test_the_frontier_is_the_first_batch_that_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("name", ["\U0001f600" * 256, "\udc80" * 256, '"' * 256])
-def test_however_long_the_names_of_workers_the_object_can_be_read_again(name: str) -> None:
+def test_the_object_can_be_read_with_worker_names_of_any_length(name: str) -> None:
     first = 2**63 - MAX_OPEN
     claims = Claims(1, first, tokens=first, queue="q").claim(
         range(first, first + MAX_OPEN), name, 2**63 - 1
@@ -45,7 +45,7 @@ def test_however_long_the_names_of_workers_the_object_can_be_read_again(name: st
     assert claims.free(2**63 + 10) == []
 
 
-def test_one_batch_that_is_never_finished_does_not_let_the_object_grow_without_end() -> None:
+def test_the_object_stays_bounded_although_one_batch_is_never_finished() -> None:
     claims = Claims(1, 0, done=frozenset(range(1, MAX_OPEN)))
     assert json.loads(encode(claims))["done"] == [[1, MAX_OPEN - 1]]
     assert claims.free(MAX_OPEN + 10) == [0]
@@ -58,7 +58,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS)
-def test_whatever_happens_a_batch_is_in_one_place_and_the_object_reads_back(
+def test_a_batch_is_always_in_one_place_and_the_object_can_be_read(
     actions: list[tuple[str, int]],
 ) -> None:
     claims = Claims(1, 0)
@@ -97,7 +97,7 @@ def test_whatever_happens_a_batch_is_in_one_place_and_the_object_reads_back(
         encode(NEW).replace(b'"frontier":10', b'"frontier":-1'),
     ],
 )
-def test_what_are_no_claims_says_what_deleting_them_means(data: bytes) -> None:
+def test_the_error_about_unreadable_claims_says_what_deleting_them_means(data: bytes) -> None:
     with pytest.raises(CorruptData, match="handed out again"):
         decode(data)
 
@@ -105,7 +105,7 @@ def test_what_are_no_claims_says_what_deleting_them_means(data: bytes) -> None:
 HOLDER = ClaimHolder("w", token=5, timeout_ms=1_000)
 
 
-def test_tokens_of_no_claim_are_forgotten_and_bounded() -> None:
+def test_tokens_without_a_claim_are_forgotten_and_bounded() -> None:
     beats = Heartbeats(ManualRuntime().condition(), lambda: float("-inf"), {7: HOLDER}, 100.0)
     beats.receive(range(MOST_TOKENS + 1), now=100.5)
     assert len(beats._alive) == MOST_TOKENS

@@ -33,20 +33,20 @@ from tests.unit.broker.local import NAME, connect, entries, eventually, serving
 BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32)
 
 
-SOON = 60.0  # by a clock that begins at zero
+SOON = 60.0  # on a clock that begins at zero
 
 
 @pytest.fixture(autouse=True)
 def patient() -> None:
-    """The time limits are as they are: time is the test's own."""
+    """Keep the real time limits, because these tests move the clock."""
 
 
 class Scripted:
-    """A channel whose other side gives the answers of a test.
+    """A channel whose peer gives the answers of a test.
 
-    From the first append on, a thread that reads in vain moves the clock by its time limit, but
-    not between an answer and its caller, which may be slow. However slow the machine, a broker
-    has been silent for as long as the client has waited, and not longer.
+    From the first append on, a read that times out moves the clock by its time limit. The clock
+    does not move between an answer and its caller, which may be slow. So the broker has been
+    silent exactly as long as the client has waited, on every machine.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ def done(body: dict[str, Any]) -> dict[str, Any]:
     return {"op": "done", "n": body["n"], "sequence": 7, "next": 8}
 
 
-def test_each_answer_finds_its_caller() -> None:
+def test_each_answer_reaches_its_caller() -> None:
     full = QueueFull("ingest/manifest", 9, 8, 3, None)
     answers: list[dict[str, Any]] = [
         {"op": "done", "sequence": 7, "next": 8},
@@ -143,7 +143,7 @@ def test_each_answer_finds_its_caller() -> None:
         (None, 0.5, Lost(since=5, safe_at=0.5)),
     ],
 )
-def test_a_broker_that_falls_silent_is_asked_once_and_then_lost(
+def test_a_silent_broker_is_asked_once_and_then_lost(
     since: int | None, begin_by: float, lost: Lost
 ) -> None:
     channel = Scripted(lambda body: None)
@@ -153,7 +153,7 @@ def test_a_broker_that_falls_silent_is_asked_once_and_then_lost(
     assert channel.runtime.monotonic() == 2 * SILENCE_S
 
 
-def test_a_broker_that_is_slow_and_gives_signs_of_life_is_waited_for() -> None:
+def test_the_client_waits_for_a_slow_broker_that_answers_heartbeats() -> None:
     late: list[int] = []
 
     def answer(body: dict[str, Any]) -> dict[str, Any] | None:
@@ -169,7 +169,7 @@ def test_a_broker_that_is_slow_and_gives_signs_of_life_is_waited_for() -> None:
     assert append(client) == 5
 
 
-def test_an_append_that_waits_is_renewed_and_lost_later_unless_its_own_deadline_is_near() -> None:
+def test_a_waiting_append_is_renewed_until_its_own_deadline_is_near() -> None:
     def answers(pings: int, begin_by: float) -> tuple[Scripted, Answer]:
         def answer(body: dict[str, Any]) -> dict[str, Any] | None:
             if body["op"] == "ping" and channel.heard.count("ping") <= pings:
@@ -181,19 +181,19 @@ def test_an_append_that_waits_is_renewed_and_lost_later_unless_its_own_deadline_
 
     channel, lost = answers(2, 60.0)
     assert channel.heard[:4] == ["ping", "append", "ping", "renew"]
-    # From the clock that was heard last, and not from the first one.
+    # It counts from the last clock that the broker sent, and not from the first one.
     assert lost == Lost(since=5, safe_at=SILENCE_S + 2.0)
     channel, lost = answers(2, 2.2)
     assert "renew" not in channel.heard
     assert lost == Lost(since=5, safe_at=2.0)
 
 
-def test_a_connection_that_ends_loses_what_it_was_asked_for() -> None:
+def test_open_requests_are_lost_when_the_connection_ends() -> None:
     channel = Scripted(lambda body: channel.close())
     assert append(connection(channel), since=3) == Lost(since=3, safe_at=2.0)
 
 
-def test_without_time_or_after_the_end_nothing_is_sent() -> None:
+def test_nothing_is_sent_without_time_left_or_after_the_end() -> None:
     channel = Scripted(lambda body: None)
     client = connection(channel)
     assert append(client, begin_by=-1.0) == Refused("late")
@@ -203,7 +203,7 @@ def test_without_time_or_after_the_end_nothing_is_sent() -> None:
     assert channel.heard == ["ping"]
 
 
-def test_a_broker_that_says_nothing_at_all_is_no_connection() -> None:
+def test_connecting_to_a_broker_that_sends_nothing_fails() -> None:
     class Silent(Scripted):
         def receive(self, timeout: float | None) -> bytes | None:
             return None
@@ -214,7 +214,7 @@ def test_a_broker_that_says_nothing_at_all_is_no_connection() -> None:
     assert channel.closed
 
 
-def test_more_entries_than_a_broker_takes_are_not_sent() -> None:
+def test_more_entries_than_a_broker_accepts_are_not_sent() -> None:
     channel = Scripted(lambda body: None)
     client = connection(channel)
     many = entries("a") * (MAX_ENTRIES + 1)
@@ -224,7 +224,7 @@ def test_more_entries_than_a_broker_takes_are_not_sent() -> None:
     assert channel.heard == ["ping"]
 
 
-def test_more_requests_than_a_broker_takes_wait_for_room() -> None:
+def test_more_requests_than_a_broker_accepts_wait_for_room() -> None:
     asked: list[int] = []
     channel = Scripted(lambda body: asked.append(body["n"]), waits=True)
     client = connection(channel)
@@ -234,7 +234,7 @@ def test_more_requests_than_a_broker_takes_wait_for_room() -> None:
     ]
     for thread in threads:
         thread.start()
-    # Without a time limit: these wait for room.
+    # These have no time limit, so they wait for room.
     channel.runtime.await_waits(5)
     eventually(lambda: len(asked) >= MAX_OPEN_REQUESTS)
     assert len(asked) == MAX_OPEN_REQUESTS
@@ -250,7 +250,7 @@ def test_a_caller_that_is_interrupted_takes_up_no_room() -> None:
 
     def interrupted(message: bytes) -> None:
         really_send(message)
-        if threading.current_thread() is threading.main_thread():  # the reading one renews appends
+        if threading.current_thread() is threading.main_thread():  # the reader renews
             raise KeyboardInterrupt
 
     channel.send = interrupted  # type: ignore[method-assign]
@@ -263,7 +263,7 @@ def test_a_caller_that_is_interrupted_takes_up_no_room() -> None:
     client.close()
 
 
-def test_an_abandoned_connection_ends_by_itself() -> None:
+def test_an_abandoned_connection_closes_itself() -> None:
     with serving() as (broker, broker_record, _):
         client = connect(broker_record)
         eventually(lambda: broker.sessions == 1)
@@ -271,7 +271,7 @@ def test_an_abandoned_connection_ends_by_itself() -> None:
         eventually(lambda: client.is_over and broker.sessions == 0)
 
 
-def test_without_a_thread_to_spare_there_is_no_connection_and_its_channel_is_closed() -> None:
+def test_connecting_fails_and_closes_the_channel_if_no_thread_can_start() -> None:
     channel = Scripted(lambda body: None)
 
     def spawn(target: object, name: str) -> Task:

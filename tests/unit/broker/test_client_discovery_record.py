@@ -1,4 +1,4 @@
-"""The discovery record: its bytes, and how it is changed."""
+"""The discovery record: its bytes, and how it is updated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.broker.local import Hooked
 ONE = DiscoveryRecord(3, "01K9", "10.0.0.7:9100", b"s" * 32, "ab" * 32, beat=4, seen_ms=1_700)
 
 
-def test_what_is_written_is_read() -> None:
+def test_a_written_record_can_be_read() -> None:
     for each in (
         ONE,
         replace(ONE, certificate=""),
@@ -40,7 +40,7 @@ def test_what_is_written_is_read() -> None:
         b"x" * (DISCOVERY_RECORD.max_bytes + 1),
     ],
 )
-def test_what_is_no_record_says_so_and_the_next_broker_replaces_it(data: bytes) -> None:
+def test_an_unreadable_record_is_an_error_and_the_next_broker_replaces_it(data: bytes) -> None:
     with pytest.raises(CorruptData, match="a broker that is started replaces it"):
         DiscoveryRecord.from_json(data)
     store = MemoryStore()
@@ -49,7 +49,7 @@ def test_what_is_no_record_says_so_and_the_next_broker_replaces_it(data: bytes) 
     assert found is not None
     assert "'ingest/_broker.json'" in found.fault
     assert not found.serves
-    # Nobody else's record is replaced, and no broker takes it for its own.
+    # A broker does not replace the record of another one, or mistake it for its own.
     assert lease(store).beat(broker("a")) is None
     assert read_bytes(store, "ingest/_broker.json") == data
     taken = take(store, "a", found)
@@ -89,7 +89,7 @@ def take(store: MemoryStore, name: str, over: DiscoveryRecord | None = None) -> 
     return taken
 
 
-def test_of_many_that_take_over_one_gets_through() -> None:
+def test_only_one_of_many_concurrent_takeovers_succeeds() -> None:
     store = MemoryStore()
     leases = [lease(store) for _ in range(4)]
     seen = [each.read() for each in leases]
@@ -103,7 +103,7 @@ def test_of_many_that_take_over_one_gets_through() -> None:
     assert announced == replace(broker("b0"), term=1)
 
 
-def test_a_broker_renews_its_record_until_it_was_replaced_or_deleted() -> None:
+def test_a_broker_renews_its_record_until_it_is_replaced_or_deleted() -> None:
     store = MemoryStore()
     ours = lease(store)
     first = take(store, "a")
@@ -119,7 +119,7 @@ def test_a_broker_renews_its_record_until_it_was_replaced_or_deleted() -> None:
     assert ours.take(broker("a"), None) is not None
 
 
-def test_a_lost_answer_is_verified() -> None:
+def test_a_takeover_with_a_lost_answer_is_verified_with_a_read() -> None:
     store = Hooked("_broker.json")
     store.lost_answers = 1
     assert take(store, "a").id == "a"

@@ -1,4 +1,4 @@
-"""Appends through a broker, or alone, for all producers of a process."""
+"""Appends through a broker or directly, for all producers of a process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def committer(  # type: ignore[no-untyped-def]
     return made
 
 
-def test_a_lone_process_asks_once_and_appends_alone() -> None:
+def test_a_process_without_a_broker_searches_once_and_appends_directly() -> None:
     store, looks = Hooked("_broker.json"), list[None]()
     store.on_read = lambda: looks.append(None)
     direct = Direct(store)
@@ -83,7 +83,7 @@ def test_a_process_that_meets_another_writer_searches_for_a_broker_again() -> No
     assert len(looks) == 2
 
 
-# Moves only where a thread sleeps: no machine is too slow for a deadline.
+# The clock moves only when a thread sleeps, so no machine is too slow for a deadline.
 CLOCK = ManualRuntime()
 
 
@@ -94,7 +94,7 @@ def later(seconds: float = 60.0) -> float:
 def scripted(
     store: MemoryStore, *connections: FakeConnection, same: bool = False
 ) -> tuple[BrokeredCommitter, Direct]:
-    """Each connection is to another broker, announced by the time the one before is lost."""
+    """Connect to another broker each time, announced by the time the previous one is lost."""
     announce(store, name=BROKER.id)
     left = list(connections)
     for each in connections[:-1]:
@@ -116,7 +116,7 @@ def scripted(
     return committer(store, direct, connecting, CLOCK), direct
 
 
-def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed() -> None:
+def test_the_next_broker_looks_for_the_append_from_where_it_may_have_landed() -> None:
     first, second = FakeConnection(Lost(4, 0.0)), FakeConnection(Lost(9, 0.0))
     third = FakeConnection(5)
     ours, direct = scripted(MemoryStore(), first, second, third)
@@ -128,7 +128,7 @@ def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed()
 def test_a_broker_that_fell_silent_is_not_asked_again_before_it_renews_its_record() -> None:
     store = MemoryStore()
     ours, _ = scripted(store, FakeConnection(Lost(0, 0.0)), FakeConnection(7), same=True)
-    # It takes connections and says nothing: each attempt would cost a second.
+    # The broker accepts connections and never answers, so each attempt would cost a second.
     for number in range(3):
         assert ours.append(entries(str(number)), begin_by=later()) == number
         CLOCK.sleep(SEARCH_S)
@@ -140,7 +140,7 @@ def test_a_broker_that_fell_silent_is_not_asked_again_before_it_renews_its_recor
     assert ours.append(entries("x"), begin_by=later()) == 7
 
 
-def test_no_other_broker_is_asked_before_the_lost_one_can_write_no_more() -> None:
+def test_no_other_broker_is_asked_while_the_lost_one_may_still_write() -> None:
     store = MemoryStore()
     safe_at = CLOCK.monotonic() + 0.3
     ours, _ = scripted(store, FakeConnection(Lost(0, safe_at)))
@@ -149,7 +149,7 @@ def test_no_other_broker_is_asked_before_the_lost_one_can_write_no_more() -> Non
     assert queued(store) == ["ingest/a.batch"]
 
 
-def test_what_a_consumer_may_have_taken_is_unknown() -> None:
+def test_the_outcome_is_unknown_if_a_consumer_may_have_taken_the_batch() -> None:
     store = MemoryStore()
     queue = Queue(store, CONFIG, runtime=RUNTIME, role="other")
 
@@ -163,7 +163,7 @@ def test_what_a_consumer_may_have_taken_is_unknown() -> None:
     assert queued(store) == []
 
 
-def test_a_refused_append_is_asked_for_again_or_elsewhere() -> None:
+def test_a_refused_append_is_sent_again_or_to_another_broker() -> None:
     again = FakeConnection(Refused("expired"), Refused("expired"), Refused("moved"))
     successor = FakeConnection(3)
     ours, direct = scripted(MemoryStore(), again, successor)
@@ -176,8 +176,10 @@ def test_a_refused_append_is_asked_for_again_or_elsewhere() -> None:
 @pytest.mark.parametrize(
     "error", [TransientStorageError("no answer"), QueueFull("m", 2, 1, 1, None)], ids=repr
 )
-def test_an_error_of_a_later_attempt_says_nothing_of_the_first(error: OpenDataBufferError) -> None:
-    """Passed on, it would make the producer append afresh what has landed already."""
+def test_an_error_of_a_later_attempt_does_not_hide_that_the_first_may_have_landed(
+    error: OpenDataBufferError,
+) -> None:
+    """Raised as it is, it would let the producer append the batch a second time."""
     store = MemoryStore()
     other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
     dead = FakeConnection(Lost(0, 0.0), before=lambda: other.append(entries("a")))
@@ -187,7 +189,7 @@ def test_an_error_of_a_later_attempt_says_nothing_of_the_first(error: OpenDataBu
     assert direct.used == 0
 
 
-def test_a_doubtful_append_that_cannot_be_verified_is_unknown() -> None:
+def test_an_append_in_doubt_that_cannot_be_verified_is_unknown() -> None:
     refused = PermanentStorageError("forbidden")
     ours, _ = scripted(MemoryStore(), FakeConnection(Lost(0, 0.0)), FakeConnection(refused))
     with pytest.raises(CommitStateUnknown, match="forbidden"):
@@ -198,7 +200,7 @@ def test_a_broker_that_refuses_one_append_stays_connected() -> None:
     connection = FakeConnection(Refused("large"), Refused("busy"), 7)
     ours, direct = scripted(MemoryStore(), connection)
     assert ours.append(entries("a"), begin_by=later()) == 0
-    # What no broker takes is appended alone; a busy one is asked again.
+    # An append that no broker accepts is made directly; a busy broker is asked again.
     assert direct.used == 1
     assert ours.append(entries("b"), begin_by=later()) == 7
     assert direct.used == 1
@@ -208,7 +210,7 @@ def test_a_broker_that_refuses_one_append_stays_connected() -> None:
 HOST = replace(CONFIG, broker="host")
 
 
-def test_off_asks_no_broker() -> None:
+def test_broker_off_never_asks_a_broker() -> None:
     ours = open_committer(MemoryStore(), replace(CONFIG, broker="off"), RUNTIME, None)
     assert isinstance(ours, GroupCommitter)
     ours.close()
@@ -227,7 +229,7 @@ class Exhausted(SystemRuntime):
         return super().spawn(target, name)
 
 
-def test_where_the_first_producer_of_a_process_fails_the_next_one_does_not_wait_for_it() -> None:
+def test_a_producer_does_not_wait_for_an_earlier_one_that_failed_to_start() -> None:
     store, runtime = MemoryStore(), Exhausted()
     with pytest.raises(RuntimeError, match="new thread"):
         open_committer(store, HOST, runtime, None)

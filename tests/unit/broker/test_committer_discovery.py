@@ -1,4 +1,4 @@
-"""How the broker of a queue is found."""
+"""How a process finds the broker of a queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, FakeConnection, announce, eventually
 
 
-class World:
+class DiscoveryFixture:
     def __init__(self, *, announced: bool = True, waits_s: float | None = None) -> None:
         self.store = MemoryStore()
         self.lease = Lease(self.store, CONFIG, RUNTIME)
@@ -34,81 +34,81 @@ class World:
         return self.made[-1]  # type: ignore[return-value]
 
 
-def test_one_thread_searches_and_all_get_what_it_found() -> None:
-    world = World()
-    world.slow.clear()
+def test_one_thread_searches_and_all_threads_get_the_connection() -> None:
+    fixture = DiscoveryFixture()
+    fixture.slow.clear()
     found: list[Connection | None] = []
     threads = [
-        threading.Thread(target=lambda: found.append(world.discovery.find())) for _ in range(4)
+        threading.Thread(target=lambda: found.append(fixture.discovery.find())) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
-    world.slow.set()
+    fixture.slow.set()
     for thread in threads:
         thread.join(30)
-    assert len(world.made) == 1
-    assert found == world.made * 4
-    assert world.discovery.connection is found[0]
+    assert len(fixture.made) == 1
+    assert found == fixture.made * 4
+    assert fixture.discovery.connection is found[0]
 
 
-def test_a_forgotten_connection_is_closed_and_another_one_made() -> None:
-    world = World()
-    first = world.discovery.find()
+def test_a_forgotten_connection_is_closed_and_replaced() -> None:
+    fixture = DiscoveryFixture()
+    first = fixture.discovery.find()
     assert first is not None
-    world.discovery.forget(first)
-    second = world.discovery.find()
+    fixture.discovery.forget(first)
+    second = fixture.discovery.find()
     assert second is not None
     assert first.is_over
-    # A thread that still has the first one does not take the second one from the others.
-    world.discovery.forget(first)
-    assert world.discovery.find() is second
+    # A thread that still has the first connection does not remove the second one.
+    fixture.discovery.forget(first)
+    assert fixture.discovery.find() is second
 
 
-def test_for_a_broker_that_was_not_reached_no_caller_waits_a_second_time() -> None:
-    world = World(waits_s=60.0)
-    discovery = world.discovery
-    world.refuses = True
+def test_no_caller_waits_again_for_a_broker_that_could_not_be_reached() -> None:
+    fixture = DiscoveryFixture(waits_s=60.0)
+    discovery = fixture.discovery
+    fixture.refuses = True
     assert discovery.find() is None
-    world.slow.clear()
+    fixture.slow.clear()
     began = RUNTIME.monotonic()
     assert discovery.find() is None
     assert RUNTIME.monotonic() - began < 30
-    world.refuses = False
-    world.slow.set()
+    fixture.refuses = False
+    fixture.slow.set()
     eventually(lambda: discovery.connection)
-    assert discovery.find() is world.made[0]
+    assert discovery.find() is fixture.made[0]
 
 
-def test_without_a_thread_to_spare_the_caller_searches_itself(
+def test_the_caller_searches_itself_if_no_thread_can_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def none_left(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    world = World(waits_s=0.05)
-    discovery = world.discovery
+    fixture = DiscoveryFixture(waits_s=0.05)
+    discovery = fixture.discovery
     monkeypatch.setattr(SystemRuntime, "spawn", none_left)
-    assert discovery.find() is world.made[0]
+    assert discovery.find() is fixture.made[0]
 
 
-def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> None:
-    world = World()
-    world.slow.clear()
-    thread = threading.Thread(target=world.discovery.find)
+def test_close_ends_the_search_and_closes_a_connection_that_is_made_meanwhile() -> None:
+    fixture = DiscoveryFixture()
+    fixture.slow.clear()
+    thread = threading.Thread(target=fixture.discovery.find)
     thread.start()
-    while not world.discovery._searching:
+    while not fixture.discovery._searching:
         pass
-    assert world.discovery.close() is None
-    world.slow.set()
+    assert fixture.discovery.close() is None
+    fixture.slow.set()
     thread.join(30)
-    # The caller has gone; the thread that looks may only now get its connection.
-    eventually(lambda: world.made and world.made[0].is_over)
-    assert world.discovery.find() is None
+    # The caller is gone, and the searching thread may get its connection only now.
+    eventually(lambda: fixture.made and fixture.made[0].is_over)
+    assert fixture.discovery.find() is None
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_interrupted_caller_keeps_no_other_from_looking(begun: bool) -> None:
-    world = World()
+def test_an_interrupted_caller_does_not_stop_others_from_searching(begun: bool) -> None:
+    fixture = DiscoveryFixture()
 
     class Interrupted(SystemRuntime):
         interrupts = True
@@ -126,20 +126,20 @@ def test_an_interrupted_caller_keeps_no_other_from_looking(begun: bool) -> None:
 
     def connect(broker_record: DiscoveryRecord) -> Connection:
         looking.set()
-        return world.connect(broker_record)
+        return fixture.connect(broker_record)
 
-    discovery = Discovery(world.store, CONFIG, Interrupted(), connect)
+    discovery = Discovery(fixture.store, CONFIG, Interrupted(), connect)
     if begun:
-        world.slow.clear()
+        fixture.slow.clear()
     with pytest.raises(KeyboardInterrupt):
         discovery.find()
     found: list[Connection | None] = []
     other = threading.Thread(target=lambda: found.append(discovery.find()), daemon=True)
     other.start()
-    world.slow.set()
+    fixture.slow.set()
     other.join(10)
     assert not other.is_alive()
     assert found == [discovery.connection]
     assert discovery.connection is not None
-    # Of two looks at once one connection is kept.
-    eventually(lambda: sum(not each.is_over for each in world.made) == 1)
+    # Two concurrent searches keep one connection.
+    eventually(lambda: sum(not each.is_over for each in fixture.made) == 1)

@@ -1,4 +1,4 @@
-"""A queue that has a broker pause: when it asks, and what it does without."""
+"""A queue that asks the broker to pause after lost races."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISCOVERY_RECORD = "ingest/_broker.json"
 
 
 class Counting(MemoryStore):
-    """Remembers what was read, and lets another writer be faster."""
+    """Records the reads, and lets another writer win races."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Counting(MemoryStore):
         return found
 
     def rival(self) -> None:
-        """Another writer appends."""
+        """Append as another writer."""
         inner = MemoryStore.get(self, CONFIG.manifest_path)
         assert isinstance(inner, Blob)
         after = Manifest.parse(inner.data).append(entries(f"rival{len(self.read)}"))
@@ -46,13 +46,13 @@ class Counting(MemoryStore):
 
 
 def writes_asked(broker: FakeConnection) -> list[int]:
-    """For how many writes each pause was asked for."""
+    """Return the number of writes of each requested pause."""
     assert {each["op"] for each in broker.asked} <= {"pause"}
     return [each["writes"] for each in broker.asked]
 
 
-class World:
-    """A queue with one entry, a queue of it, and the brokers it connects to."""
+class PauseFixture:
+    """A queue with one entry, a writer that asks for pauses, and the brokers it connects to."""
 
     def __init__(self, *, asks: bool = True, announced: bool = True) -> None:
         self.runtime = ManualRuntime()
@@ -90,85 +90,85 @@ class World:
         return [each.location for each in manifest.entries()].count(f"ingest/{name}.batch")
 
 
-def connected() -> tuple[World, FakeConnection]:
-    """After an append that lost a race."""
-    world = World()
-    world.append("a", faster=1)
-    (broker,) = world.brokers
-    return world, broker
+def connected() -> tuple[PauseFixture, FakeConnection]:
+    """Return a fixture whose writer lost one race, and the broker it connected to."""
+    fixture = PauseFixture()
+    fixture.append("a", faster=1)
+    (broker,) = fixture.brokers
+    return fixture, broker
 
 
-def test_without_a_lost_race_nothing_is_read_for_a_broker() -> None:
-    plain, asking = World(asks=False), World()
-    for world in (plain, asking):
+def test_no_discovery_record_is_read_without_a_lost_race() -> None:
+    plain, asking = PauseFixture(asks=False), PauseFixture()
+    for fixture in (plain, asking):
         for number in range(3):
-            world.append(str(number))
+            fixture.append(str(number))
     assert asking.store.read == plain.store.read
     assert asking.brokers == []
 
 
 def test_after_a_lost_race_a_broker_is_searched_for_once() -> None:
-    world = World(announced=False)
-    world.append("a", faster=3)
-    assert world.looks() == 1
-    world.append("b", faster=1)
-    assert world.looks() == 1
-    world.runtime.advance(IDLE_SEARCH_S)
-    world.append("c", faster=1)
-    assert world.looks() == 2
-    assert [world.queued(name) for name in "abc"] == [1, 1, 1]
+    fixture = PauseFixture(announced=False)
+    fixture.append("a", faster=3)
+    assert fixture.looks() == 1
+    fixture.append("b", faster=1)
+    assert fixture.looks() == 1
+    fixture.runtime.advance(IDLE_SEARCH_S)
+    fixture.append("c", faster=1)
+    assert fixture.looks() == 2
+    assert [fixture.queued(name) for name in "abc"] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
     "how", [Lost(0, 0.0), Refused("moved"), None], ids=["lost", "moved", "ended"]
 )
-def test_a_broker_that_is_gone_is_forgotten_and_its_successor_found_within_a_second(
+def test_the_successor_of_a_lost_broker_is_found_within_a_second(
     how: Lost | Refused | None,
 ) -> None:
-    world, broker = connected()
+    fixture, broker = connected()
     if how is None:
         broker.close()
     else:
         broker.answers = [how]
-    world.append("b", faster=1)
-    assert world.queued("b") == 1
+    fixture.append("b", faster=1)
+    assert fixture.queued("b") == 1
     assert broker.is_over
-    announce(world.store)
-    world.runtime.advance(SEARCH_S)
-    world.append("c", faster=1)
-    assert [writes_asked(each) for each in world.brokers[1:]] == [[1]]
+    announce(fixture.store)
+    fixture.runtime.advance(SEARCH_S)
+    fixture.append("c", faster=1)
+    assert [writes_asked(each) for each in fixture.brokers[1:]] == [[1]]
 
 
-def test_a_broker_that_lives_and_gives_no_pause_keeps_its_connection() -> None:
-    world, broker = connected()
+def test_a_broker_that_answers_but_does_not_pause_keeps_its_connection() -> None:
+    fixture, broker = connected()
     broker.lives, broker.answers = True, [Lost(0, 0.0)]
-    world.append("b")
+    fixture.append("b")
     assert writes_asked(broker) == [1, 1]
     assert not broker.is_over
-    assert world.queued("b") == 1
+    assert fixture.queued("b") == 1
 
 
-def test_a_queue_that_is_dropped_without_close_ends_its_connection() -> None:
-    world, broker = connected()
+def test_a_queue_that_is_garbage_collected_without_close_ends_its_connection() -> None:
+    fixture, broker = connected()
     assert not broker.is_over
-    del world.queue
+    del fixture.queue
     gc.collect()
     assert broker.is_over
 
 
-def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its_own(
+def test_a_forked_child_opens_its_own_connection_and_keeps_its_parents_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world, parents = connected()
+    fixture, parents = connected()
     asked = list(parents.asked)
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    world.append("alone")
-    assert len(world.brokers) == 1
-    world.append("child", faster=1)
-    _, own = world.brokers
+    fixture.append("alone")
+    assert len(fixture.brokers) == 1
+    fixture.append("child", faster=1)
+    _, own = fixture.brokers
     assert writes_asked(own) == [1]
-    world.queue.close()
+    fixture.queue.close()
     assert own.is_over
-    # The thread that reads it, and may have had its locks when the process was forked, is not here.
+    # The reading thread, which may have held its locks during the fork, does not exist here.
     assert parents.asked == asked
     assert not parents.is_over

@@ -1,4 +1,4 @@
-"""The dispatcher: which worker gets which batch, and what a successor knows."""
+"""The dispatcher: how batches are assigned to workers, and how a successor takes over."""
 
 from __future__ import annotations
 
@@ -62,10 +62,9 @@ def sequences(answer: dict[str, Any]) -> list[int]:
 
 
 class Asking:
-    """Asks a dispatcher and keeps its answers.
+    """Asks a dispatcher and records its answers.
 
-    With a manual clock, which stands still until the test moves it, no claim lapses while a busy
-    machine has the test wait.
+    The manual clock stands still until the test moves it, so no claim expires on a busy machine.
     """
 
     made: ClassVar[list[Asking]] = []
@@ -85,11 +84,11 @@ class Asking:
         return self.answer()
 
     def fails(self) -> str:
-        """The name of the error that a claim is answered with."""
+        """Claim, and return the name of the error in the answer."""
         return str(self.claim()["error"]["name"])
 
     def claim_in_time(self, **more: int) -> dict[str, Any]:
-        """Claim what another worker holds yet: the clock goes on until there is an answer."""
+        """Claim a batch that another worker holds, and move the clock until it is answered."""
         assert isinstance(self.runtime, ManualRuntime)
         self.ask_for(**more)
         while not self.is_answered():
@@ -127,7 +126,7 @@ class Asking:
         return next(each for each in self.answers if each["n"] == self.number)
 
 
-def test_f41_a_location_that_was_queued_twice_is_handed_out_once() -> None:
+def test_f41_a_location_that_was_queued_twice_is_assigned_once() -> None:
     queue = Queue(store := filled(2), CONFIG, runtime=RUNTIME, role="test")
     queue.append([NewEntry("ingest/0.batch"), NewEntry("ingest/1.batch")], read_first=True)
     asking = Asking(store)
@@ -141,7 +140,7 @@ def test_f41_a_location_that_was_queued_twice_is_handed_out_once() -> None:
     assert sequences(Asking(store).claim(4)) == [5]
 
 
-def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
+def test_no_answer_is_sent_before_its_claims_are_stored() -> None:
     store = Hooked(CLAIMS)
     asking = Asking(filled(1, store))
     answered: list[int] = []
@@ -149,11 +148,11 @@ def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
     (batch,) = asking.claim()["batches"]
     assert asking.finish("done", batch)["op"] == "finished"
     asking.dispatcher.stop()
-    # Taken over, claimed, and finished once the claim was answered.
+    # One write each for the takeover, the claim, and the finish after its answer.
     assert answered == [0, 0, 1]
 
 
-def test_a_successor_hands_out_what_is_free_and_keeps_what_is_held() -> None:
+def test_a_successor_assigns_free_batches_and_keeps_existing_claims() -> None:
     store = filled(3)
     first = Asking(store)
     held = first.claim(2)["batches"]
@@ -165,7 +164,7 @@ def test_a_successor_hands_out_what_is_free_and_keeps_what_is_held() -> None:
     assert stored(store).frontier == 2
 
 
-def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
+def test_a_successor_restarts_the_timeout_of_every_claim() -> None:
     store, runtime = filled(1), ManualRuntime()
     first = Asking(store, runtime=runtime)
     first.claim(timeout_ms=700)
@@ -177,7 +176,7 @@ def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
     assert again["deliveries"] == 2
 
 
-def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_it() -> None:
+def test_an_older_dispatcher_does_not_fence_the_later_one() -> None:
     store = filled(4)
     first, second = Asking(store), Asking(store)
     first.claim()
@@ -200,14 +199,14 @@ def test_a_fenced_broker_refuses_new_workers_until_it_restarts() -> None:
     assert epoch_of(store) > epoch
 
 
-def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
+def test_a_broker_that_may_have_been_replaced_refers_heartbeats_to_its_successor() -> None:
     current = [True, False]
     asking = Asking(filled(1), is_current=lambda: current.pop(0))
     assert asking.dispatcher.beat([1])
     assert not asking.dispatcher.beat([1])
 
 
-def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_count_held_and_expired_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     lapsed: list[int] = []
     monkeypatch.setattr(metrics.claims_lapsed, "add", lapsed.append)
     runtime = ManualRuntime()
@@ -223,7 +222,7 @@ def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatc
     assert id(asking.dispatcher) not in metrics.claims_held._owners
 
 
-def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
+def test_a_batch_too_large_for_the_quarantine_stays_and_does_not_block_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(store: Any, prefix: str, entry: Any, *rest: Any, **more: Any) -> None:
@@ -241,29 +240,29 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
     assert asking.finish("done", other)["op"] == "finished"
     assert asking.claim(3, wait_s=0.0, max_deliveries=1)["batches"] == []
     assert "opendata-buffer skip memory://" in caplog.text
-    # Only what a worker finished is finished.
+    # Only batches that a worker finished count as finished.
     assert (stored(store).frontier, set(stored(store).done)) == (0, {2})
-    # Where the claims were removed it begins anew, and holds nothing against a batch.
+    # After the claims were removed it starts again, without any failed deliveries.
     store.delete_many([CLAIMS])
     filled(1, store)
     assert asking.fails() == "TransientStorageError"
     assert sequences(asking.claim(3)) == [0, 1, 2]
 
 
-def test_an_end_that_is_asked_for_again_is_answered_the_same_and_another_one_is_lost() -> None:
+def test_a_repeated_finish_gets_the_same_answer_and_a_different_one_is_lost() -> None:
     asking = Asking(filled(2))
     (batch,) = asking.claim()["batches"]
     assert [asking.finish("done", batch)["op"] for _ in range(2)] == ["finished"] * 2
     assert asking.finish("release", batch)["error"]["name"] == "ClaimLost"
 
 
-def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_one() -> None:
+def test_the_dispatcher_of_the_announced_broker_takes_the_claims_back_from_a_replaced_one() -> None:
     store = filled(4)
     announced, zombie = Asking(store), Asking(store)
     announced.claim()
     zombie.claim()
     zombie.is_announced = False
-    # Its worker is sent on, and comes back here.
+    # Its worker is referred to the announced broker, and comes back here.
     assert announced.claim()["why"] == "moved"
     assert sequences(announced.claim()) == [2]
     assert stored(store).epoch == 3
@@ -271,7 +270,7 @@ def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_o
     assert stored(store).epoch == 3
 
 
-def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them_back() -> None:
+def test_an_announced_dispatcher_does_not_take_the_claims_back_from_another_consumer() -> None:
     store = filled(4)
     asking = Asking(store)
     (batch,) = asking.claim()["batches"]
@@ -280,7 +279,7 @@ def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them
     assert [asking.fails(), asking.fails()] == ["Fenced"] * 2
 
 
-def test_requests_that_wait_when_the_dispatcher_stops_are_refused() -> None:
+def test_waiting_requests_are_refused_when_the_dispatcher_stops() -> None:
     runtime = ManualRuntime()
     asking = Asking(MemoryStore(), runtime=runtime)
     asking.ask_for()
@@ -290,20 +289,20 @@ def test_requests_that_wait_when_the_dispatcher_stops_are_refused() -> None:
     assert asking.claim()["why"] == "moved"
 
 
-def test_a_dispatcher_that_was_suspended_gives_no_live_workers_claim_away() -> None:
+def test_a_suspended_dispatcher_does_not_reassign_the_claim_of_a_live_worker() -> None:
     store, runtime = filled(1), ManualRuntime()
     asking = Asking(store, runtime=runtime)
     (batch,) = asking.claim(timeout_ms=500)["batches"]
-    # Its machine's clock went on while it did not run.
+    # The clock of its machine went on while it did not run.
     runtime.advance(30.0)
-    # It has looked at the claim since.
+    # It has checked the claim since.
     eventually(lambda: asking.dispatcher._term.heartbeats.lapses[batch["sequence"]] == 30.5)
     assert stored(store).holds(batch["sequence"], batch["token"])
     asking.dispatcher.beat([batch["token"]])
     assert asking.finish("done", batch)["op"] == "finished"
 
 
-def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_time_anew() -> None:
+def test_a_broker_that_may_have_missed_heartbeats_restarts_the_timeouts() -> None:
     store, runtime = filled(1), ManualRuntime()
     paused_until = [float("-inf")]
     asking = Asking(store, runtime=runtime, steady_since=lambda: paused_until[0])
@@ -314,7 +313,7 @@ def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_ti
     assert runtime.monotonic() >= 0.6 + 0.15
 
 
-def test_before_a_worker_asks_and_once_it_is_announced_no_more_a_broker_takes_no_claims() -> None:
+def test_a_broker_takes_the_claims_only_if_announced_and_asked_by_a_worker() -> None:
     store = filled(1)
     asking = Asking(store)
     assert epoch_of(store) == 0
@@ -337,7 +336,7 @@ def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
     assert first.fails() == "Fenced"
 
 
-def test_one_answer_holds_no_more_than_a_message() -> None:
+def test_an_answer_has_no_more_batches_than_fit_into_a_message() -> None:
     store = MemoryStore()
     size = MAX_ANSWER_BYTES // 2
     entries = []
@@ -347,7 +346,7 @@ def test_one_answer_holds_no_more_than_a_message() -> None:
         entries.append(NewEntry(f"ingest/{number}.batch", (Metadata(0, 0, payload),)))
     Queue(store, CONFIG, runtime=RUNTIME, role="test").append(entries)
     asking = Asking(store)
-    # The first one fits into no message at all.
+    # The first batch does not fit into any message.
     assert [sequences(asking.claim(5)), sequences(asking.claim(5))] == [[1], [2]]
     (report,) = list_quarantine(store, "ingest")
     assert (report.sequence, "metadata is larger" in report.error) == (0, True)
@@ -357,7 +356,7 @@ def take_over(store: MemoryStore, runtime: Runtime = RUNTIME) -> DispatcherTerm:
     return DispatcherTerm(store, CONFIG, runtime)
 
 
-def test_a_dispatcher_that_was_succeeded_writes_no_claims() -> None:
+def test_a_replaced_dispatcher_writes_no_claims() -> None:
     store = filled(2)
     first, second = take_over(store), take_over(store)
     with pytest.raises(Fenced) as caught:
@@ -367,7 +366,7 @@ def test_a_dispatcher_that_was_succeeded_writes_no_claims() -> None:
     assert second.claims.held == {}
 
 
-def test_claims_that_did_not_change_are_not_written() -> None:
+def test_unchanged_claims_are_not_written() -> None:
     store = filled(2)
     term = take_over(store)
     store.delete_many([CLAIMS])
@@ -375,8 +374,8 @@ def test_claims_that_did_not_change_are_not_written() -> None:
     assert not store.list(CLAIMS).objects
 
 
-def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> None:
-    """With the old frontier the new queue's first batches would pass for done."""
+def test_claims_of_an_earlier_queue_do_not_apply_to_a_recreated_one() -> None:
+    """With the old frontier, the first batches of the new queue would look finished."""
     store = filled(2)
     old = Claims(epoch=9, frontier=1_000, tokens=77, queue="another queue")
     store.put(CLAIMS, encode(old))
@@ -385,12 +384,12 @@ def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> N
     assert claims.tokens == 77
 
 
-def test_a_newer_dispatcher_takes_over_what_the_older_one_wrote_last() -> None:
+def test_a_newer_dispatcher_takes_over_the_last_claims_of_the_older_one() -> None:
     store = Hooked(CLAIMS)
     take_over(filled(2, store))
 
     def older_writes() -> None:
-        """Between the read of the newer one and its write."""
+        """Write between the newer one's read and its write."""
         store.on_write = lambda: None
         store.put(CLAIMS, encode(replace(stored(store), tokens=50)))
 
@@ -400,7 +399,7 @@ def test_a_newer_dispatcher_takes_over_what_the_older_one_wrote_last() -> None:
     assert stored(store) == second.claims
 
 
-def test_a_dispatcher_that_was_succeeded_while_it_began_closes_its_consumer(
+def test_a_dispatcher_that_is_replaced_during_its_start_closes_its_consumer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = Hooked(CLAIMS)

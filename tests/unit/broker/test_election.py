@@ -1,4 +1,4 @@
-"""Which process serves as the broker."""
+"""The election of the process that serves as the broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.broker.local import (
 )
 
 
-def test_of_two_hosts_one_serves_and_the_other_takes_over_at_once_when_it_leaves() -> None:
+def test_one_of_two_hosts_serves_and_the_other_takes_over_at_once_when_it_stops() -> None:
     store = MemoryStore()
     hosts = [host(store), host(store)]
     try:
@@ -63,18 +63,18 @@ def test_a_host_whose_record_was_replaced_steps_down() -> None:
 
 
 class Still(ManualRuntime):
-    """Its threads do nothing: the test does what they would do."""
+    """Never runs its threads; the test does their work."""
 
     def spawn(self, target: Callable[[], None], name: str) -> Task:
         return RUNTIME.spawn(lambda: None, name)
 
 
 @pytest.mark.parametrize("data", [b"", b'{"version": 2}', b"x" * 70_000])
-def test_a_record_that_is_not_readable_is_replaced_once_nobody_renews_it(data: bytes) -> None:
+def test_an_unreadable_record_is_replaced_once_it_is_not_renewed(data: bytes) -> None:
     store, runtime = MemoryStore(), Still()
     ours = LeaderElection(store, CONFIG, runtime, WebSocketNetwork(RUNTIME))
     try:
-        # A later release may write what this one cannot read.
+        # A later release may write a record that this one cannot read.
         for number in range(5):
             store.put("ingest/_broker.json", data + b" " * number)
             ours._stand_by()
@@ -89,7 +89,7 @@ def test_a_record_that_is_not_readable_is_replaced_once_nobody_renews_it(data: b
 
 
 class Cut:
-    """A store that this process reaches no more, once it is cut."""
+    """A store that this process can no longer reach once it is cut off."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -112,7 +112,7 @@ def cut_off(store: MemoryStore) -> Iterator[tuple[LeaderElection, Cut]]:
             behind.cut = False
 
 
-def test_a_broker_that_clients_reach_and_that_does_not_reach_the_store_steps_down(
+def test_a_broker_that_cannot_reach_the_store_steps_down_although_clients_reach_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, seconds in (("BEAT_S", 0.1), ("STAND_BY_S", 0.1), ("SILENT_S", 0.5)):
@@ -122,7 +122,7 @@ def test_a_broker_that_clients_reach_and_that_does_not_reach_the_store_steps_dow
         eventually(lambda: ours.serving is None)
 
 
-def test_a_broker_whose_renewal_comes_late_knows_that_it_was_away(
+def test_a_broker_whose_renewal_is_late_knows_that_it_was_suspended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, seconds in (("BEAT_S", 0.05), ("STAND_BY_S", 0.05), ("LATE_S", 1.0)):
@@ -133,13 +133,15 @@ def test_a_broker_whose_renewal_comes_late_knows_that_it_was_away(
         behind.cut = False
         beaten_at = ours._beaten_at
         eventually(lambda: ours._beaten_at > beaten_at)
-        # A busy machine may be late with a renewal once more.
+        # A busy machine may be late again with a renewal.
         eventually(lambda: cut_at < ours._steady_since() <= ours._beaten_at)
 
 
 def refusing(*errors: Exception | None) -> tuple[NetworkOf, list[DiscoveryRecord]]:
-    """Connects as a busy machine does, with these errors; the last one stays. And what it is
-    asked for."""
+    """Return a network that fails with these errors in order, and the addresses it was asked for.
+
+    The last error is raised for all later connections.
+    """
     asked: list[DiscoveryRecord] = []
 
     def connect(broker_record: DiscoveryRecord) -> Any:
@@ -165,7 +167,7 @@ def test_one_refused_connection_does_not_prove_that_a_broker_has_ended() -> None
         ours.stop(10)
 
 
-def test_a_host_that_has_no_thread_left_for_a_moment_goes_on_and_serves_later(
+def test_a_host_that_cannot_start_a_thread_for_a_moment_serves_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(election_module, "SILENT_S", 0.1)
@@ -180,7 +182,7 @@ def test_a_host_that_has_no_thread_left_for_a_moment_goes_on_and_serves_later(
         ours.stop(10)
 
 
-def test_a_host_that_cannot_listen_says_why() -> None:
+def test_a_host_that_cannot_listen_logs_the_reason() -> None:
     class Taken(WebSocketNetwork):
         def listen(self) -> WebSocketPort:
             raise InvalidInput("the port is taken")

@@ -97,7 +97,7 @@ def test_a_client_with_another_secret_is_refused_and_logged_once(
     [b"", b"{}", random.Random(1).randbytes(500), b"x" * (MAX_MESSAGE_BYTES + 1)],
     ids=["nothing", "no message", "noise", "too long"],
 )
-def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
+def test_garbage_ends_only_its_own_connection(garbage: bytes) -> None:
     store = MemoryStore()
     with serving(store) as (_, broker_record, _), connected(broker_record) as good:
         bad = open_channel(broker_record, WAIT_S)
@@ -111,7 +111,7 @@ def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
 
 def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as (broker, broker_record, _):
-        # Once the port is there: for the handshake of HTTP it takes all the time it needs.
+        # The limit applies after the port is open; the HTTP handshake may take longer.
         monkeypatch.setattr(network, "HANDSHAKE_S", 0.5)
         silent = open_channel(broker_record, WAIT_S)
         assert silent.receive(WAIT_S) is not None
@@ -120,7 +120,7 @@ def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
         assert broker.sessions == 0
 
 
-def test_strangers_are_disconnected_before_there_are_too_many(
+def test_unauthenticated_connections_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network, "MAX_CLIENTS", 2)
@@ -135,22 +135,22 @@ def test_strangers_are_disconnected_before_there_are_too_many(
             stack.enter_context(socket.create_connection(("127.0.0.1", int(port))))
             for _ in range(20)
         ]
-        strangers[0].sendall(b"\x16\x03\x01")  # the beginning of a message of TLS
+        strangers[0].sendall(b"\x16\x03\x01")  # the beginning of a TLS message
         for stranger in strangers[4:]:
-            # At once, and not when the time for a handshake is over.
+            # It happens at once, and not after the handshake time limit.
             stranger.settimeout(network.HANDSHAKE_S / 2)
             with suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
         assert client.append(entries("a"), since=None, begin_by=soon()) == 0
 
 
-def test_a_client_that_asks_and_never_reads_is_disconnected() -> None:
+def test_a_client_that_sends_requests_and_never_reads_is_disconnected() -> None:
     asked = 0
     with serving() as (broker, broker_record, _), connected(broker_record) as good:
         with shaken_hands(broker_record) as (silent, end), suppress(ConnectionClosed):
             eventually(lambda: broker.sessions == 2)
             while True:
-                # Until its answers fill the buffers of the kernel, and then its queue.
+                # Send until the answers fill the kernel's buffers, and then the broker's queue.
                 silent.send(end.encode({"op": "stats"}))
                 asked += 1
         eventually(lambda: broker.sessions == 1)
@@ -159,7 +159,7 @@ def test_a_client_that_asks_and_never_reads_is_disconnected() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["a stranger", "a client"])
-def test_a_message_that_comes_byte_by_byte_delays_no_other_client(known: bool) -> None:
+def test_a_message_that_arrives_byte_by_byte_does_not_delay_other_clients(known: bool) -> None:
     with (
         serving() as (broker, broker_record, _),
         connected(broker_record) as good,
@@ -172,12 +172,12 @@ def test_a_message_that_comes_byte_by_byte_delays_no_other_client(known: bool) -
             assert answer == number
 
 
-def test_a_stranger_cannot_have_a_large_message_kept_for_it() -> None:
+def test_an_unauthenticated_client_cannot_make_the_broker_buffer_a_large_message() -> None:
     with (
         serving() as (_, broker_record, _),
         shaken_hands(broker_record, known=False) as (stranger, _),
     ):
-        # The beginning of a message of 2 MiB: refused by its length.
+        # The header of a message of 2 MiB is refused because of its length.
         stranger.socket.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
         with pytest.raises(ConnectionClosed):
             stranger.recv(network.HANDSHAKE_S / 2)
@@ -208,14 +208,14 @@ def frame(message: bytes) -> bytes:
     return Frame(Opcode.BINARY, message).serialize(mask=True)
 
 
-def test_a_port_that_is_shut_refuses_its_clients() -> None:
+def test_a_closed_port_refuses_clients() -> None:
     with serving() as (_, broker_record, port):
         port.shut()
         with pytest.raises((ChannelClosed, ProtocolError)):
             connect(broker_record)
 
 
-def test_what_is_advertised_is_announced() -> None:
+def test_the_advertised_address_is_announced() -> None:
     port = WebSocketPort(Listen(advertise="broker.example:9100"), RUNTIME)
     port.close()
     port.close()
@@ -225,7 +225,7 @@ def test_what_is_advertised_is_announced() -> None:
     assert port.address.startswith(f"{own_address()}:")
 
 
-def test_a_forked_child_gives_its_parents_sockets_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_closes_its_parents_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     class Owner:
         def descriptors(self) -> list[int]:
             return [ours.fileno(), -1]
@@ -234,7 +234,7 @@ def test_a_forked_child_gives_its_parents_sockets_up(monkeypatch: pytest.MonkeyP
     owner = Owner()
     monkeypatch.setattr(network, "socket_owners", {owner})
     network._close_sockets()
-    assert theirs.recv(1) == b"", "the other side is told"
+    assert theirs.recv(1) == b"", "the peer sees the end of the connection"
     ours.close()
     theirs.close()
     with serving() as (_, broker_record, port):
@@ -260,7 +260,7 @@ def certificate(tmp_path: Path) -> Listen:
     return Listen(certificate=str(cert), key=str(key))
 
 
-def test_a_broker_makes_a_certificate_or_takes_an_operators(certificate: Listen) -> None:
+def test_a_broker_creates_a_certificate_or_uses_a_configured_one(certificate: Listen) -> None:
     shown = set()
     for listen in (Listen(), Listen(), certificate):
         with serving(listen=listen) as (_, broker_record, _), connected(broker_record) as client:
@@ -270,7 +270,7 @@ def test_a_broker_makes_a_certificate_or_takes_an_operators(certificate: Listen)
 
 
 class Middle:
-    """A process between a client and a broker: it sees and keeps what both send."""
+    """A man in the middle that records the bytes of a client and a broker."""
 
     def __init__(self, to: DiscoveryRecord | None = None) -> None:
         self._to = to
@@ -283,7 +283,7 @@ class Middle:
     def _accept(self) -> None:
         client, _ = self._listening.accept()
         if self._to is None:
-            # It plays the broker, with a certificate of its own.
+            # It poses as the broker, with its own certificate.
             context, _ = broker_context()
             with suppress(OSError), context.wrap_socket(client, server_side=True) as tls:
                 self.heard += tls.recv(10_000)
@@ -309,7 +309,7 @@ class Middle:
         self._listening.close()
 
 
-def test_a_process_that_shows_another_certificate_hears_nothing() -> None:
+def test_a_process_with_another_certificate_receives_no_request() -> None:
     middle = Middle()
     record = DiscoveryRecord(1, "id", middle.address, b"s" * 32, "00" * 32)
     with pytest.raises(ChannelClosed, match="another certificate"):
@@ -318,7 +318,7 @@ def test_a_process_that_shows_another_certificate_hears_nothing() -> None:
     assert middle.heard == b""
 
 
-def test_who_is_on_the_way_reads_neither_the_secret_nor_what_is_appended() -> None:
+def test_an_eavesdropper_sees_neither_the_secret_nor_the_appended_entries() -> None:
     with serving() as (_, broker_record, _):
         middle = Middle(broker_record)
         with closing(connect(replace(broker_record, address=middle.address))) as client:
@@ -330,15 +330,15 @@ def test_who_is_on_the_way_reads_neither_the_secret_nor_what_is_appended() -> No
         assert text not in middle.heard
 
 
-def test_an_earlier_release_on_either_side_is_told_to_run_one_version() -> None:
+def test_an_earlier_release_on_either_side_gets_an_error_that_asks_for_one_version() -> None:
     with serving() as (_, broker_record, _):
         channel = open_channel(broker_record, WAIT_S)
         hello = channel.receive(WAIT_S)
         channel.close()
-        # What an earlier release reads of it: its version, in a message of at most 1,024 bytes.
+        # An earlier release reads the version, in a message of at most 1,024 bytes.
         assert json.loads(hello or b"")["v"] == 3
         assert len(hello or b"") <= 1_024
-        # An earlier release announces no certificate, unless it was given one.
+        # An earlier release announces no certificate unless it was configured with one.
         with pytest.raises(ProtocolError, match=r"version 2 .* run one version of opendata-buffer"):
             connect(replace(broker_record, certificate=""))
 
@@ -357,7 +357,7 @@ def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
         client.ask("more")
 
 
-def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race() -> None:
+def test_the_broker_writes_waiting_requests_between_two_pauses_without_losing_a_race() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     broker = made(store, runtime)
     first, second, client = (Client(broker) for _ in range(3))
@@ -372,7 +372,7 @@ def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race()
     writer.append([NewEntry("ingest/writer")])
     second.send({"op": "pause", "n": 1, "writes": MAX_OPEN_REQUESTS})
     runtime.advance(2 * FIRST_CYCLE_S)
-    # Between two pauses what waits is written, without a lost race.
+    # Between two pauses the waiting requests are written without a lost race.
     assert client.answered(2)[1]["op"] == "done"
     assert queued(store) == ["ingest/a", "ingest/writer", "ingest/b"]
     assert broker.stats()["conflicts"] == 0
@@ -392,7 +392,7 @@ def claim(number: int) -> dict[str, Any]:
     }
 
 
-def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
+def test_a_batch_is_not_assigned_to_a_disconnected_worker() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     consumer = ConsumerConfig(store="memory://unused", create_if_missing=True)
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
@@ -410,7 +410,7 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     broker.stop(5)
 
 
-def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machine(
+def test_a_local_queue_is_served_on_loopback_and_a_shared_one_on_every_interface(
     tmp_path: Path,
 ) -> None:
     assert listen_for(MemoryStore()) == listen_for(LocalStore(tmp_path)) == Listen()
@@ -418,7 +418,7 @@ def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machin
     port = WebSocketNetwork(RUNTIME, listen_for(shared)).listen()
     # A loopback address, or 0.0.0.0, would mean another process on each machine.
     assert port.address.rpartition(":")[0] == own_address() != "0.0.0.0"
-    # It listens there, and on no other interface.
+    # It listens on this interface and on no other.
     assert isinstance(port, WebSocketPort)
     with socket.socket(fileno=os.dup(port.descriptors()[0])) as listening:
         assert listening.getsockname()[0] == own_address()
@@ -440,12 +440,12 @@ def test_an_address_where_no_process_listens_is_refused() -> None:
     "address",
     ["no-such-host.invalid:1", "broker..svc:7420", "127.0.0.1:99999", "[::1:7420", "host:x"],
 )
-def test_an_address_that_does_not_resolve_or_is_none_is_not_reached(address: str) -> None:
+def test_an_address_that_is_invalid_or_does_not_resolve_is_not_reached(address: str) -> None:
     with pytest.raises(ChannelClosed):
         open_channel(at(address), 1.0)
 
 
-# ---- who can read the queue, and reach its broker, cannot write by it
+# ---- a process with read access to the queue cannot write through its broker
 
 
 FOLDER = "ingest/manifest._clients/"
@@ -455,7 +455,7 @@ def keys_of(store: MemoryStore) -> list[str]:
     return [each.key for each in store.list(FOLDER).objects]
 
 
-def test_a_client_that_writes_the_object_may_append_and_nothing_stays() -> None:
+def test_a_client_that_writes_the_proof_object_may_append_and_the_object_is_deleted() -> None:
     store = MemoryStore()
     with serving(store) as (_, broker_record, _), connected(broker_record) as client:
         assert client.append(entries("a"), since=None, begin_by=soon()) == 0
@@ -474,7 +474,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=[str(each["op"]) for each in REQUESTS])
-def test_who_can_only_read_appends_claims_and_finishes_nothing(request_: dict[str, Any]) -> None:
+def test_a_client_with_read_access_cannot_append_claim_or_finish(request_: dict[str, Any]) -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
     dispatcher = Dispatcher(store, ConsumerConfig(store="memory://unused"), runtime)
@@ -482,18 +482,18 @@ def test_who_can_only_read_appends_claims_and_finishes_nothing(request_: dict[st
     reader = Client(broker, may_write=False)
     with pytest.raises(ProtocolError, match="has not shown that it may write"):
         reader.send(request_)
-    assert dispatcher._task is None  # The queue's epoch is as it was.
+    assert dispatcher._task is None  # The epoch of the queue is unchanged.
     assert (broker.entries_waiting, broker.pauses) == (0, 0)
 
 
-def test_who_can_only_read_gets_the_counters() -> None:
+def test_a_client_with_read_access_gets_the_counters() -> None:
     with serving() as (_, broker_record, _):
         reader = connect(broker_record)
         assert (reader.stats(30.0) or {})["clients"] == 1
         reader.close()
 
 
-def test_a_client_that_may_not_write_is_told_so_by_its_store() -> None:
+def test_a_client_without_write_access_gets_the_error_of_its_store() -> None:
     def deny(key: str, data: bytes | memoryview) -> None:
         raise PermanentStorageError(f"403 for {key}")
 
@@ -506,8 +506,8 @@ def test_a_client_that_may_not_write_is_told_so_by_its_store() -> None:
         reader.close()
 
 
-def told(store: MemoryStore, client: Client, data: bytes | None, name: str = NAME) -> str:
-    """What the broker says to a client once these bytes are there."""
+def replies(store: MemoryStore, client: Client, data: bytes | None, name: str = NAME) -> str:
+    """Return the broker's replies to a client once these bytes are stored."""
     if data is not None:
         store.put(FOLDER + name, data)
     client.send({"op": "written", "n": 1})
@@ -517,27 +517,27 @@ def told(store: MemoryStore, client: Client, data: bytes | None, name: str = NAM
     return str(answer["op"] if client.session.may_write else answer["error"]["text"])
 
 
-def test_only_the_bytes_for_this_connection_count_and_a_client_asks_once() -> None:
+def test_only_the_bytes_for_this_connection_are_accepted_and_a_client_asks_once() -> None:
     store = MemoryStore()
     broker = made(store)
     clients = [Client(broker, may_write=False) for _ in range(8)]
     right = clients[0].end.write_proof()
-    assert told(store, clients.pop(), right) == "granted"
-    assert f"{FOLDER}{NAME}" in told(store, clients.pop(), None)
-    assert f"{FOLDER}{NAME}" in told(store, clients.pop(), right, NAME[:-1] + "X")
+    assert replies(store, clients.pop(), right) == "granted"
+    assert f"{FOLDER}{NAME}" in replies(store, clients.pop(), None)
+    assert f"{FOLDER}{NAME}" in replies(store, clients.pop(), right, NAME[:-1] + "X")
     for wrong in (b"", right[:-1], right + b"0", b"x" * 1_000_000):
-        assert FOLDER in told(store, clients[-1], wrong)
+        assert FOLDER in replies(store, clients[-1], wrong)
         with pytest.raises(ProtocolError, match="for the second time"):
             clients.pop().send({"op": "written", "n": 2})
 
 
 def test_a_copy_of_another_client_s_object_proves_nothing() -> None:
-    """A reader sees the objects of others; the keys, and with them the bytes, are not the same."""
+    """A reader sees the objects of others, but its connection needs another key and other bytes."""
     store = MemoryStore()
     broker = made(store)
     writer, reader = (Client(broker, may_write=False, nonce=each * 32) for each in (b"w", b"r"))
-    assert "not written for this" in told(store, reader, writer.end.write_proof())
-    assert told(store, writer, writer.end.write_proof()) == "granted"
+    assert "not written for this" in replies(store, reader, writer.end.write_proof())
+    assert replies(store, writer, writer.end.write_proof()) == "granted"
 
 
 class Failing(MemoryStore):
@@ -555,12 +555,12 @@ class Failing(MemoryStore):
 
 
 @pytest.mark.parametrize("error", [TransientStorageError("503"), ValueError("a bug")], ids=str)
-def test_a_store_that_fails_grants_nothing_and_the_client_is_told(error: Exception) -> None:
+def test_a_failing_store_grants_no_access_and_the_client_gets_an_error(error: Exception) -> None:
     store = Failing(error)
-    assert str(error) in told(store, Client(made(store), may_write=False), None)
+    assert str(error) in replies(store, Client(made(store), may_write=False), None)
 
 
-def test_a_store_that_stalls_takes_no_more_threads_than_a_few(
+def test_a_stalled_store_blocks_only_a_few_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "MAX_UNDER_WAY", 2)
@@ -572,15 +572,15 @@ def test_a_store_that_stalls_takes_no_more_threads_than_a_few(
     store.put(FOLDER + NAME, clients[0].end.write_proof())
     for client in clients[:2]:
         client.send({"op": "written", "n": 1})
-    assert "too many clients" in told(store, clients[2], None)
+    assert "too many clients" in replies(store, clients[2], None)
     stalls.set()
     for client in clients[:2]:
         client.answered()
     late = Client(broker, may_write=False)
-    assert told(store, late, late.end.write_proof()) == "granted"
+    assert replies(store, late, late.end.write_proof()) == "granted"
 
 
-def test_a_broker_deletes_what_clients_of_earlier_ones_left_and_begins_in_any_case() -> None:
+def test_a_broker_deletes_leftover_proof_objects_and_starts_even_if_that_fails() -> None:
     store = MemoryStore()
     for number in range(3):
         store.put(f"{FOLDER}{number}", b"left")
@@ -593,13 +593,15 @@ def test_a_broker_deletes_what_clients_of_earlier_ones_left_and_begins_in_any_ca
 @pytest.mark.parametrize(
     ("manifest", "folder"), [("ingest/manifest", FOLDER), ("é" * 512, "é" * 494 + "._clients/")]
 )
-def test_the_longest_manifest_path_leaves_room_for_a_name(manifest: str, folder: str) -> None:
+def test_the_longest_manifest_path_leaves_room_for_a_proof_object(
+    manifest: str, folder: str
+) -> None:
     assert write_proof_folder(manifest) == folder
     assert len(f"{folder}{NAME}".encode()) <= 1024
 
 
-def test_a_process_that_took_the_port_of_a_dead_broker_gets_no_append() -> None:
-    """It knows the secret, as everyone who reads; it does not have the announced certificate."""
+def test_a_process_on_the_port_of_a_dead_broker_gets_no_append() -> None:
+    """It knows the secret, as every reader does, but lacks the announced certificate."""
     store = MemoryStore()
     with hosting(store) as ours:
         announced = eventually(lambda: ours.serving)
@@ -609,12 +611,12 @@ def test_a_process_that_took_the_port_of_a_dead_broker_gets_no_append() -> None:
                 connect(record)
 
 
-def test_a_process_that_announces_itself_gets_no_proof_for_the_real_broker() -> None:
-    """It passes on the name and the nonce that the real broker gave it."""
+def test_a_process_that_announces_itself_cannot_obtain_a_proof_for_the_real_broker() -> None:
+    """It forwards the name and the nonce of the real broker."""
     store = MemoryStore()
     broker = made(store)
     attacker = Client(broker, may_write=False)
     hello = BrokerEnd(b"s" * 32, 1, "", b"a" * 32, NAME).hello()
     writer = ClientEnd(b"s" * 32, 1, "the attacker's certificate")
     writer.prove(hello)
-    assert "not written for this" in told(store, attacker, writer.write_proof())
+    assert "not written for this" in replies(store, attacker, writer.write_proof())

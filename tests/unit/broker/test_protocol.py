@@ -1,4 +1,4 @@
-"""The messages of clients and brokers."""
+"""The messages between clients and brokers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CLOCK = clock_body(Moment(1_700_000_000_000, 12.5))
 
 @pytest.fixture(autouse=True)
 def patient() -> None:
-    """The time limits are as they are."""
+    """Keep the real time limits."""
 
 
 def travelled(body: dict[str, Any]) -> dict[str, Any]:
@@ -49,11 +49,11 @@ def travelled(body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_an_append_arrives_as_it_was_asked_for() -> None:
+def test_an_append_is_parsed_as_it_was_sent() -> None:
     request = parse_append(travelled(append_body(4, ENTRIES, CLOCK, 900, 17)), "ingest", print)
     assert (request.number, request.entries, request.valid_ms) == (4, ENTRIES, 900)
     assert (request.since, request.heard) == (17, Moment(1_700_000_000_000, 12.5))
-    # No request holds longer than all agree on.
+    # No request is valid for longer than the protocol allows.
     longer = append_body(1, ENTRIES, CLOCK, 60_000, None)
     assert parse_append(travelled(longer), "ingest", print).valid_ms == VALID_MS
 
@@ -111,7 +111,7 @@ FIELDS = st.sampled_from(["n", "valid_ms", "since", "clock", "entries"])
 
 
 @given(st.dictionaries(FIELDS, JSON), JSON)
-def test_any_json_is_a_message_or_refused(body: dict[str, Any], error: Any) -> None:
+def test_any_json_is_parsed_or_refused(body: dict[str, Any], error: Any) -> None:
     with suppress(ProtocolError):
         parse_append(body, "ingest", print)
     with suppress(ProtocolError):
@@ -128,14 +128,14 @@ def test_any_json_is_a_message_or_refused(body: dict[str, Any], error: Any) -> N
         errors.QueueReset("went backwards"),
     ],
 )
-def test_an_error_of_the_queue_arrives_as_itself(error: OpenDataBufferError) -> None:
+def test_an_error_of_the_queue_arrives_with_its_type_and_values(error: OpenDataBufferError) -> None:
     found = error_of(travelled({"e": error_body(error)})["e"])
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
 
 
-def test_requests_out_of_bounds_are_cut_or_refused() -> None:
+def test_requests_out_of_bounds_are_clamped_or_refused() -> None:
     claim = {"n": 1, "max": 10**9, "wait_ms": 10**9, "worker": "w", "timeout_ms": 0}
     claim["max_deliveries"] = 0
     parsed = parse_claim(claim, 0.0, print)

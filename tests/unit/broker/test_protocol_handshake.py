@@ -1,4 +1,4 @@
-"""The handshake of a client and a broker: the messages, and what they prove."""
+"""The handshake of a client and a broker, and its proofs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shaken(
     return broker, client
 
 
-def test_both_talk_after_a_handshake() -> None:
+def test_both_ends_exchange_messages_after_the_handshake() -> None:
     broker, client = shaken()
     assert broker.is_ready
     assert client.is_ready
@@ -58,7 +58,7 @@ def test_a_client_without_the_secret_is_refused() -> None:
         assert not broker.is_ready
 
 
-def test_a_broker_that_names_another_object_gets_none_written() -> None:
+def test_a_client_writes_no_object_whose_name_is_not_a_proof_name() -> None:
     for name in ("../../manifest", "", NAME.lower(), f"{NAME}/../x"):
         broker, client = ends(name=name)
         with pytest.raises(ProtocolError, match="names no object"):
@@ -66,13 +66,13 @@ def test_a_broker_that_names_another_object_gets_none_written() -> None:
         assert not client.is_ready
 
 
-def test_the_bytes_that_prove_writing_are_good_for_one_connection_and_one_broker() -> None:
+def test_a_write_proof_is_valid_for_one_connection_and_one_broker() -> None:
     broker, client = shaken()
     assert broker.write_proof() == client.write_proof()
     assert client.proof_name == NAME
     others = (
         shaken(nonce=b"b"),  # another connection to this broker
-        shaken(certificate="cd" * 32),  # a connection to a process that passes messages on
+        shaken(certificate="cd" * 32),  # a connection to a process that forwards messages
         shaken(name=NAME[:-1] + "X"),
     )
     for _, other in others:

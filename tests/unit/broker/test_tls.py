@@ -38,7 +38,7 @@ def tls_ends() -> tuple[TlsEnd, TlsEnd]:
     return broker, client
 
 
-def test_both_ends_of_tls_read_what_the_other_wrote() -> None:
+def test_each_end_of_tls_reads_the_messages_of_the_other() -> None:
     broker, client = tls_ends()
     large = bytes(range(256)) * 1_000
     for message in (b"a", large):
@@ -46,7 +46,7 @@ def test_both_ends_of_tls_read_what_the_other_wrote() -> None:
     assert client.received(broker.seal(large)) == large
 
 
-def test_a_message_that_is_changed_repeated_or_left_out_on_the_way_ends_the_connection() -> None:
+def test_a_modified_repeated_or_dropped_message_ends_the_connection() -> None:
     for change in ("change", "repeat", "leave out", "reflect"):
         broker, client = tls_ends()
         first, second = client.seal(b"first"), client.seal(b"second")
@@ -98,14 +98,16 @@ def test_closing_a_connection_wakes_the_thread_that_waits_for_the_rest_of_a_reco
     ended = threading.Event()
 
     def read() -> None:
-        with suppress(OSError):  # It may not be waiting again yet.
+        with suppress(OSError):  # The thread may not be waiting again yet.
             assert client.recv(65_536) == b""
         ended.set()
 
     reader = threading.Thread(target=read)
     reader.start()
     theirs.sendall(broker.seal(b"an answer")[:-1])
-    eventually(lambda: not select.select([client], [], [], 0)[0])  # The reader has what came.
+    eventually(
+        lambda: not select.select([client], [], [], 0)[0]
+    )  # The reader has received the bytes.
     assert not ended.is_set()
     client.close()
     assert ended.wait(60)
@@ -129,7 +131,7 @@ def test_a_client_sends_only_the_first_message_of_tls_before_it_has_seen_the_cer
         each.close()
 
 
-def test_a_handshake_that_comes_byte_by_byte_is_given_up_in_time() -> None:
+def test_a_handshake_that_arrives_byte_by_byte_times_out() -> None:
     ours, theirs = socket.socketpair()
     over = threading.Event()
 

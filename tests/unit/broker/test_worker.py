@@ -46,7 +46,7 @@ from tests.unit.broker.local import (
     queued,
 )
 
-# On a busy machine heartbeats are late: where claims are to lapse a worker has another time-out.
+# Heartbeats are late on a busy machine. Tests in which claims expire use another timeout.
 SETTINGS = WorkerConfig(
     store="memory://unused", broker="auto", claim_timeout_ms=60_000, create_if_missing=True
 )
@@ -62,7 +62,7 @@ def fill(store: MemoryStore, count: int, first: int = 0) -> None:
 
 
 def claimed(worker: Worker, count: int) -> set[int]:
-    """Claims so many batches, each as soon as it is free; gives their sequences."""
+    """Claim this number of batches, each as soon as it is free, and return their sequences."""
     found: list[int] = []
     while len(found) < count:
         batches = worker.claim(count, timeout=60)
@@ -72,12 +72,12 @@ def claimed(worker: Worker, count: int) -> set[int]:
     return set(found)
 
 
-kept: list[ClaimedBatch] = []  # a batch without a reference is given back
+kept: list[ClaimedBatch] = []  # a batch that is garbage collected is released
 
 
 @pytest.fixture
 def store() -> Iterator[MemoryStore]:
-    """Of a queue with a broker."""
+    """Return the store of a queue that has a broker."""
     made = MemoryStore()
     with hosting(made):
         yield made
@@ -91,12 +91,14 @@ def workers(store: MemoryStore) -> Iterator[list[Worker]]:
 
 @pytest.fixture
 def batch(store: MemoryStore, workers: list[Worker]) -> ClaimedBatch:
-    """The only one of its queue, held by the first worker."""
+    """Return the only batch of its queue, held by the first worker."""
     fill(store, 1)
     return workers[0].claim()[0]
 
 
-def test_each_batch_is_one_workers_oldest_first(store: MemoryStore, workers: list[Worker]) -> None:
+def test_each_batch_goes_to_one_worker_oldest_first(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
     fill(store, 4)
     one, two = workers
     first, second = one.claim(2), two.claim(5)
@@ -106,7 +108,7 @@ def test_each_batch_is_one_workers_oldest_first(store: MemoryStore, workers: lis
     assert one.claim(1, timeout=0.1) == []
 
 
-def test_of_an_undecided_transaction_each_batch_is_handed_out_and_so_is_its_end(
+def test_workers_get_every_batch_of_an_undecided_transaction_and_its_end(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
     message, acknowledgement = (
@@ -118,14 +120,14 @@ def test_of_an_undecided_transaction_each_batch_is_handed_out_and_so_is_its_end(
     queue.append([NewEntry(message)])
     (batch,) = workers[0].claim()
     assert [each.value for each in batch.records()] == [b"undecided"]
-    # It is rolled back: a worker learns of that by an empty batch only.
+    # The transaction is rolled back, which a worker sees only as an empty batch.
     store.put(acknowledgement, encode_batch([]))
     queue.append([NewEntry(acknowledgement)])
     (end,) = workers[1].claim(timeout=60)
     assert (end.sequence, list(end.entries)) == (1, [])
 
 
-def test_what_is_done_without_a_gap_leaves_the_queue(
+def test_the_leading_run_of_finished_batches_is_dequeued(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
     fill(store, 3)
@@ -142,7 +144,7 @@ BROKEN = "ingest/broken.batch"
 HOSTILE = ("ingest/../../secret.batch", "ingest/a\n\x1b[2J.batch", "elsewhere/secret.batch")
 
 
-def test_unreadable_batches_and_hostile_names_block_no_worker_and_nothing_foreign_is_copied(
+def test_unreadable_batches_and_foreign_locations_block_no_worker_and_are_not_copied(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
     store.put(BROKEN, b"no batch")
@@ -159,7 +161,7 @@ def test_unreadable_batches_and_hostile_names_block_no_worker_and_nothing_foreig
     assert copied == [*((each, None) for each in HOSTILE), (BROKEN, 8)]
 
 
-def test_unreadable_claims_name_the_command_that_replaces_them(
+def test_the_error_about_unreadable_claims_names_the_command_that_replaces_them(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
     fill(store, 2)
@@ -190,12 +192,14 @@ def test_a_batch_that_is_never_finished_goes_to_the_quarantine(store: MemoryStor
     assert "handed out 2 times" in report.error
 
 
-def test_a_silent_workers_batch_goes_to_another_and_its_end_is_lost(store: MemoryStore) -> None:
+def test_the_batch_of_a_silent_worker_goes_to_another_and_its_finish_is_refused(
+    store: MemoryStore,
+) -> None:
     fill(store, 1)
     quick = replace(SETTINGS, claim_timeout_ms=1_000)
     silent = Worker(quick, store=store)
     (batch,) = silent.claim()
-    silent._claims.clear()  # Its heartbeats name no batch any more.
+    silent._claims.clear()  # Its heartbeats no longer name a batch.
     with Worker(SETTINGS, store=store) as other:
         (again,) = other.claim(timeout=60)
         assert (again.sequence, again.delivery_count) == (0, batch.delivery_count + 1)
@@ -206,7 +210,7 @@ def test_a_silent_workers_batch_goes_to_another_and_its_end_is_lost(store: Memor
     silent.close()
 
 
-def test_many_workers_do_everything_once(store: MemoryStore) -> None:
+def test_many_workers_finish_every_batch_once(store: MemoryStore) -> None:
     fill(store, 200)
     seen: Counter[bytes] = Counter()
 
@@ -226,7 +230,7 @@ def test_many_workers_do_everything_once(store: MemoryStore) -> None:
     eventually(lambda: queued(store) == [])
 
 
-def test_a_worker_that_closes_gives_back_also_more_than_a_broker_takes_at_once(
+def test_a_closing_worker_releases_more_batches_than_fit_into_one_request(
     store: MemoryStore,
 ) -> None:
     count = 3 * MAX_OPEN_REQUESTS
@@ -242,7 +246,7 @@ def test_a_worker_that_closes_gives_back_also_more_than_a_broker_takes_at_once(
     leaving.close()
 
 
-def test_in_a_forked_child_a_worker_neither_claims_nor_gives_back_what_its_parent_holds(
+def test_a_worker_in_a_forked_child_neither_claims_nor_releases_batches_of_its_parent(
     store: MemoryStore, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(store, 2)
@@ -258,7 +262,7 @@ def test_in_a_forked_child_a_worker_neither_claims_nor_gives_back_what_its_paren
     assert following.sequence == 1
 
 
-def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
+def test_async_iteration_does_not_block_the_event_loop(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
     fill(store, 3)
@@ -296,7 +300,7 @@ def test_settings_are_checked() -> None:
         Worker(replace(SETTINGS, create_if_missing=False), store=MemoryStore())
 
 
-def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> None:
+def test_a_batch_that_could_not_be_fetched_is_released() -> None:
     store = Hooked(".batch")
     fill(store, 2)
 
@@ -312,7 +316,7 @@ def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> N
         assert claimed(other, 2) == {0, 1}
 
 
-def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(store: MemoryStore) -> None:
+def test_a_garbage_collected_batch_goes_to_another_worker(store: MemoryStore) -> None:
     fill(store, 1)
     quick = replace(SETTINGS, claim_timeout_ms=800)
     with Worker(quick, store=store) as careless, Worker(SETTINGS, store=store) as other:
@@ -323,25 +327,25 @@ def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(store: M
         again.ack()
 
 
-def test_a_heartbeat_that_comes_too_late_makes_no_worker_sure_of_its_claim(
+def test_a_late_heartbeat_does_not_confirm_an_expired_claim(
     workers: list[Worker], batch: ClaimedBatch
 ) -> None:
     beaten = batch._claim.beaten
     workers[0]._beat_once()
     assert batch._claim.beaten.monotonic > beaten.monotonic
-    # As after a pause: the claim has lapsed, though a broker answers its heartbeats.
+    # The claim has expired, as after a pause, although a broker answers its heartbeats.
     long_ago = replace(beaten, monotonic=beaten.monotonic - 1_000)
     batch._claim.beaten = long_ago
     workers[0]._beat_once()
     assert batch._claim.beaten == long_ago
-    # Another worker's by now, and an earlier attempt of this one may have got through.
+    # Another worker has the batch by now, and an earlier attempt of this one may have landed.
     batch._claim.token += 1
     batch._claim.asked = True
     with pytest.raises(ClaimLost):
         batch.done()
 
 
-def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
+def test_a_finish_that_landed_before_its_broker_was_fenced_is_not_a_lost_claim(
     store: MemoryStore, batch: ClaimedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = DispatcherTerm.write
@@ -362,7 +366,7 @@ def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
     eventually(lambda: queued(store) == [])
 
 
-def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
+def test_a_refused_heartbeat_is_sent_to_the_newly_announced_broker(
     workers: list[Worker], batch: ClaimedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = workers[0]
@@ -379,7 +383,7 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
 
 
 class Suspended(SystemRuntime):
-    """Its machine's clock went on while it did not run."""
+    """A runtime whose wall clock went on while the process was suspended."""
 
     missed = 0.0
 
@@ -387,7 +391,7 @@ class Suspended(SystemRuntime):
         return super().monotonic() + self.missed
 
 
-def test_a_claim_that_lapsed_before_its_batch_was_there_is_not_handed_to_the_user(
+def test_a_claim_that_expired_while_its_batch_was_fetched_is_not_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runtime = Suspended()
@@ -399,7 +403,7 @@ def test_a_claim_that_lapsed_before_its_batch_was_there_is_not_handed_to_the_use
         runtime.missed += 600
 
     store.on_read = answer_after_the_claim_lapsed
-    # Suspended: no heartbeats.
+    # No heartbeats are sent while the process is suspended.
     monkeypatch.setattr(Worker, "_beat_once", lambda self: None)
     with hosting(store), Worker(SETTINGS, store=store, runtime=runtime) as worker:
         (batch,) = worker.claim()
@@ -419,13 +423,13 @@ def claim() -> Claim:
     [
         (1_000_000, 50.0, True),
         (1_029_999, 79.999, True),
-        (1_030_000, 60.0, False),  # the machine slept, and its monotonic clock with it
+        (1_030_000, 60.0, False),  # the machine slept, and its monotonic clock stopped
         (1_010_000, 80.0, False),  # the wall clock was set back meanwhile
-        (999_999, 51.0, False),  # the same, and it is not known how far
-        (1_000_001, 49.0, False),  # the machine was started anew
+        (999_999, 51.0, False),  # the same by an unknown amount
+        (1_000_001, 49.0, False),  # the machine was restarted
     ],
 )
-def test_a_claim_is_sure_for_its_time_by_both_clocks(
+def test_a_claim_is_certain_only_while_both_clocks_agree(
     wall_ms: int, monotonic: float, sure: bool
 ) -> None:
     assert claim().is_sure(Moment(wall_ms, monotonic), 30_000) is sure
@@ -435,7 +439,7 @@ ANSWER = {"op": "claimed", "batches": []}
 
 
 class Scripted:
-    """Finds the connections of a test, one after the other; after the last one none."""
+    """Finds the connections of a test in order, and none after the last one."""
 
     reason = "none is announced"
     is_closed = False
@@ -475,7 +479,7 @@ def client_of(*connections: FakeConnection) -> tuple[DispatcherClient, Scripted,
     ],
     ids=str,
 )
-def test_the_same_or_the_next_broker_is_asked_the_same_again(
+def test_a_request_is_repeated_at_the_same_or_the_next_broker(
     reply: Lost | Refused, forgets: bool, waits: bool, asked: bool
 ) -> None:
     first, second = FakeConnection(reply, ANSWER), FakeConnection(ANSWER)
@@ -489,7 +493,7 @@ def test_the_same_or_the_next_broker_is_asked_the_same_again(
 
 
 @pytest.mark.parametrize("error", [TransientStorageError("503"), Fenced("m", 1, 2)])
-def test_an_error_of_the_broker_is_the_callers_and_the_end_may_be_stored(error: Exception) -> None:
+def test_an_error_of_the_broker_is_raised_and_the_finish_may_be_stored(error: Exception) -> None:
     asking, _, _ = client_of(FakeConnection(error))
     mine = claim()
     with pytest.raises(type(error)):
@@ -497,7 +501,7 @@ def test_an_error_of_the_broker_is_the_callers_and_the_end_may_be_stored(error: 
     assert mine.asked
 
 
-def test_without_any_broker_it_gives_up_after_its_patience_and_says_why() -> None:
+def test_without_a_broker_the_worker_gives_up_after_its_time_limit_and_says_why() -> None:
     asking, discovery, runtime = client_of()
     with pytest.raises(TransientStorageError, match=r"memory://q hands out .*: none is announced"):
         asking.find(0.0)
@@ -507,7 +511,7 @@ def test_without_any_broker_it_gives_up_after_its_patience_and_says_why() -> Non
     assert 10 <= runtime.monotonic() < 11
 
 
-def test_with_a_broker_it_waits_for_what_the_request_waits_besides() -> None:
+def test_the_time_limit_of_a_request_includes_the_time_that_the_broker_may_wait() -> None:
     asking, _, runtime = client_of(FakeConnection(*[Refused("busy")] * 1_000))
     with pytest.raises(TransientStorageError, match="no broker of memory://q answered within 30 s"):
         asking.ask({"op": "claim", "wait_ms": 20_000})

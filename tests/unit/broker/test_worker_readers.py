@@ -1,4 +1,4 @@
-"""Workers of the readers of one log: those of one name share it, two names share nothing."""
+"""Workers of the readers of a log. Workers of one reader share its batches; two readers do not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Make = Callable[[str], Worker]
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
-    """Of a log of 60 batches in small segments."""
+    """Return the store of a log of 60 batches in small segments."""
     monkeypatch.setattr(Log, "most_entries", 16)
     monkeypatch.setattr(Log, "left_entries", 4)
     store = MemoryStore()
@@ -60,7 +60,7 @@ def at(store: MemoryStore, reader: str) -> int:
 
 
 def work(worker: Worker, count: int) -> list[int]:
-    """So many batches, each done."""
+    """Claim and finish this number of batches, and return their sequences."""
     found: list[int] = []
     while len(found) < count:
         batches = worker.claim(min(8, count - len(found)), timeout=150)
@@ -79,18 +79,20 @@ def test_workers_of_two_readers_share_nothing(store: MemoryStore, make: Make) ->
         assert [each.sequence for each in held] == [0, 1, 2, 3, 4]
         assert sorted(work(second, 55)) == list(range(5, 60))
         assert sorted(work(other, 60)) == list(range(60)), (
-            "also those that a worker of the other one has"
+            "also the batches that a worker of the other reader holds"
         )
         eventually(lambda: at(store, "audit") == 60)
-        assert at(store, "billing") == 0, "it waits for its first batch"
+        assert at(store, "billing") == 0, "the reader waits for its first batch"
         for each in held:
             each.done()
         eventually(lambda: at(store, "billing") == 60)
     manifest = Manifest.parse(read_bytes(store, "ingest/manifest"))
-    assert (manifest.epoch, manifest.next_sequence) == (before.epoch, 60), "nobody claimed it"
+    assert (manifest.epoch, manifest.next_sequence) == (before.epoch, 60), (
+        "the batch was not claimed before"
+    )
 
 
-def test_a_reader_that_was_set_back_gives_its_workers_the_batches_again(
+def test_workers_get_batches_again_after_their_reader_was_reset(
     store: MemoryStore, make: Make
 ) -> None:
     with hosting(store):
@@ -103,7 +105,7 @@ def test_a_reader_that_was_set_back_gives_its_workers_the_batches_again(
         assert sorted(work(make("billing"), 50)) == list(range(10, 60))
 
 
-def test_workers_of_a_log_need_a_name_and_those_of_a_queue_have_none(make: Make) -> None:
+def test_workers_of_a_log_need_a_reader_and_workers_of_a_queue_have_none(make: Make) -> None:
     with pytest.raises(InvalidInput, match="is a log with named readers: add reader=NAME"):
         make("")
     with pytest.raises(InvalidInput, match="reader is 'a/b': use 1 to 100 letters"):
@@ -114,7 +116,7 @@ def test_workers_of_a_log_need_a_name_and_those_of_a_queue_have_none(make: Make)
         Worker("memory://unused", store=queue, broker="auto", reader="billing")
 
 
-def test_f47_workers_of_a_reader_miss_nothing_in_a_partition_that_is_added(
+def test_f47_workers_of_a_reader_miss_nothing_in_an_added_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, settings = MemoryStore(), QueueConfig(store="memory://unused")

@@ -28,7 +28,7 @@ CONFIG = QueueConfig(store="memory://x", data_path_prefix=PREFIX)
 RECORD = record_key(PREFIX, "q")
 
 
-class World:
+class TargetQueue:
     """One store and any number of drivers and consumers on it."""
 
     def __init__(
@@ -39,7 +39,7 @@ class World:
         self.passes = TransactionFilter(PREFIX)
         self.taken: list[bytes] = []
         self.read: list[bytes] = []
-        if claimed:  # written now, so that a test's script meets the manifest only
+        if claimed:  # written now, so that the script of a test applies only to the manifest
             claim_queue(self.store, CONFIG)
 
     def driver(self, **options: Any) -> QueueCommitter:
@@ -60,7 +60,7 @@ class World:
         query: str | None = None,
         ahead_s: int = 0,
     ) -> Group:
-        """Upload one batch per value, as a first or another attempt of the tasks."""
+        """Upload one batch per value, like the first or a repeated attempt of the tasks."""
         txn = None if batch is None else Transaction(app, batch)
         uploads = []
         for value in values:
@@ -71,7 +71,7 @@ class World:
         return Group(Moment.now(self.runtime), tuple(uploads), txn, query)
 
     def drain(self, most: int = 1_000) -> None:
-        """A consumer reads and acknowledges what there is, with and without the filter."""
+        """Read and acknowledge all batches, with and without the transaction filter."""
         queue = self.queue()
         entries = self.manifest.entries(limit=most)
         epoch = queue.claim_epoch(None).epoch if entries else 0

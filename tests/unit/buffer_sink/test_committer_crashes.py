@@ -1,4 +1,4 @@
-"""A driver killed at any request to the store, a consumer in between: every record once."""
+"""Every record is read once, even if the driver is killed at any request and a consumer drains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.buffer_sink.target_queue import CONFIG, World
+from tests.unit.buffer_sink.target_queue import CONFIG, TargetQueue
 
 
 class Killed(Exception):
@@ -23,7 +23,7 @@ class Killed(Exception):
 
 
 class Mortal(MemoryStore):
-    """Kills its user at one request, before or after it was carried out; loses answers."""
+    """Kills its user at one request, before or after it is carried out, and loses answers."""
 
     def __init__(self) -> None:
         super().__init__("mortal")
@@ -70,7 +70,7 @@ class Attempt:
     kill: int | None  # requests until the driver dies
     after: bool  # whether the last request is carried out
     losses: int  # conditional writes whose answers are lost
-    consume: int  # batches that a consumer takes afterwards
+    consume: int  # batches that a consumer drains afterwards
     other: bool  # whether another producer appends afterwards
 
 
@@ -84,13 +84,13 @@ attempts = st.builds(
 )
 
 
-class CrashWorld(World):
+class CrashingTarget(TargetQueue):
     def __init__(self) -> None:
         super().__init__(Mortal(), claimed=False)
         self.others = 0
 
     def run(self, batch: int, attempt: Attempt) -> bool:
-        """As Spark does it: a plan, tasks, then a commit by a driver that knows nothing yet."""
+        """Run a batch like Spark: a plan, the tasks, and a commit by a new driver."""
         self.store.left = 1_000 if attempt.kill is None else attempt.kill
         self.store.after, self.store.losses = attempt.after, attempt.losses
         try:
@@ -117,30 +117,34 @@ DRAIN = Attempt(kill=None, after=False, losses=0, consume=5, other=False)
 @pytest.mark.parametrize("other", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kill", range(16))
-def test_killed_at_any_request_and_drained_at_once(kill: int, after: bool, other: bool) -> None:
-    world = CrashWorld()
+def test_a_batch_is_read_once_after_a_kill_at_any_request_and_an_immediate_drain(
+    kill: int, after: bool, other: bool
+) -> None:
+    target = CrashingTarget()
     dies = Attempt(kill=kill, after=after, losses=0, consume=5, other=other)
     for batch in range(3):
-        done = world.run(batch, dies) and world.run(batch, DRAIN)
-        assert done or world.run(batch, DRAIN)
-    check(world, 3)
+        done = target.run(batch, dies) and target.run(batch, DRAIN)
+        assert done or target.run(batch, DRAIN)
+    assert_every_record_was_read_once(target, 3)
 
 
 @given(st.lists(st.lists(attempts, min_size=1, max_size=4), min_size=1, max_size=5))
 @example([[DRAIN], [Attempt(5, True, 0, 5, False)], [DRAIN]])
-def test_every_record_is_read_once_whatever_happens(batches: list[list[Attempt]]) -> None:
-    world = CrashWorld()
+def test_every_record_is_read_once_after_any_mix_of_kills_losses_and_drains(
+    batches: list[list[Attempt]],
+) -> None:
+    target = CrashingTarget()
     for batch, runs in enumerate(batches):
         for attempt in runs:
-            # Also a batch that was committed runs again: Spark may not have noted it.
-            world.run(batch, attempt)
-        if not world.run(batch, Attempt(None, False, 0, 0, False)):
-            raise AssertionError("a driver that is left alone does not finish")
-    check(world, len(batches))
+            # A committed batch also runs again, because Spark may not have noted the commit.
+            target.run(batch, attempt)
+        if not target.run(batch, Attempt(None, False, 0, 0, False)):
+            raise AssertionError("an undisturbed driver does not finish")
+    assert_every_record_was_read_once(target, len(batches))
 
 
-def check(world: CrashWorld, batches: int) -> None:
-    world.drain()
-    ours = [record for record in world.read if record != b"other"]
+def assert_every_record_was_read_once(target: CrashingTarget, batches: int) -> None:
+    target.drain()
+    ours = [record for record in target.read if record != b"other"]
     assert ours == [f"{batch}.{part}".encode() for batch in range(batches) for part in range(2)]
-    assert world.read.count(b"other") == world.others
+    assert target.read.count(b"other") == target.others

@@ -1,4 +1,4 @@
-"""The commit to one queue: decisions on a manifest, records, repeats, uploads that grow old."""
+"""The commit to one queue: decisions on a manifest, commit records, repeats, and old uploads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from opendata_buffer.stores.base import Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions import CommitRecord
-from tests.unit.buffer_sink.target_queue import CONFIG, PREFIX, RECORD, World
+from tests.unit.buffer_sink.target_queue import CONFIG, PREFIX, RECORD, TargetQueue
 from tests.unit.scripted import (
     ScriptedStore,
     applied,
@@ -64,7 +64,7 @@ def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Dec
     return decide(manifest, record, Transaction("q", batch), prefix=PREFIX, key="m")
 
 
-def test_a_half_dequeued_batch_is_still_seen() -> None:
+def test_a_partly_dequeued_batch_is_recognized() -> None:
     manifest = (
         Manifest.empty().append([batch_entry(0, batch=3), batch_entry(1, batch=3)]).drop_through(0)
     )
@@ -74,13 +74,13 @@ def test_a_half_dequeued_batch_is_still_seen() -> None:
 def test_a_separator_is_needed_only_when_our_entries_may_have_been_dequeued_unseen() -> None:
     full = Manifest.empty().append([batch_entry(0, batch=0), batch_entry(1), batch_entry(2)])
     drained = full.drop_through(2)
-    # Batch 0 ended at sequence 0; 1 and 2 came after, and one of them might be batch 1.
+    # Batch 0 ended at sequence 0. Sequences 1 and 2 followed, and one of them might be batch 1.
     assert decision(drained, CommitRecord(batch=0, next_sequence=1), 1) == Separate()
-    # Nothing came after batch 0, so nothing is hidden.
+    # Nothing was appended after batch 0, so no entry can have been dequeued unseen.
     assert decision(drained, CommitRecord(batch=0, next_sequence=3), 1) is None
-    # Without a record anything may be hidden.
+    # Without a record, any entry may have been dequeued unseen.
     assert decision(drained, None, 1) == Separate()
-    # An entry that is still queued stands in between already.
+    # An entry that is still queued already separates the batches.
     assert decision(full.drop_through(1), None, 1) is None
 
 
@@ -90,9 +90,9 @@ def test_f4_a_queue_shorter_than_the_record_is_refused() -> None:
         decision(Manifest.empty(), record, 4)
 
 
-def test_a_payload_that_looks_like_a_location_is_not_one() -> None:
+def test_a_payload_that_looks_like_a_location_is_not_taken_for_one() -> None:
     forged = batch_key(PREFIX, ULIDS[1], Transaction("q", 99)).encode()
-    # The two bytes before the text are its length, as before a location.
+    # The two bytes before the text are its length, as with a location.
     payload = len(forged).to_bytes(2, "little") + forged
     real = batch_key(PREFIX, ULIDS[0], Transaction("q", 1))
     manifest = Manifest.empty().append([NewEntry(real, (Metadata(0, 0, payload),))])
@@ -100,60 +100,62 @@ def test_a_payload_that_looks_like_a_location_is_not_one() -> None:
     assert is_queued(manifest, PREFIX, Transaction("q", 1))
 
 
-def test_all_batches_enter_the_queue_in_one_write() -> None:
-    world = World(ScriptedStore())
-    group = world.group(0, b"a", b"b", b"c")
-    assert world.driver().append(group)
-    entries = world.manifest.entries()
+def test_all_batches_are_appended_in_one_write() -> None:
+    target = TargetQueue(ScriptedStore())
+    group = target.group(0, b"a", b"b", b"c")
+    assert target.driver().append(group)
+    entries = target.manifest.entries()
     assert tuple(each.location for each in entries) == group.locations
     assert [each.sequence for each in entries] == [0, 1, 2]
     assert entries[0].metadata == (Metadata(0, 7, b""),)
-    # The owner marker (by the test), the manifest, its watermark in the marker, the record.
-    assert world.store.puts == 4
+    # The owner marker (by the test), the manifest, its watermark in the marker, and the record.
+    assert target.store.puts == 4
     record = "p/app=q/_commit.json"
-    assert world.store.get(record).data == CommitRecord(0, 3).to_json()
-    assert parse_location(record, PREFIX) is None, "the collector deletes what is named as a batch"
+    assert target.store.get(record).data == CommitRecord(0, 3).to_json()
+    assert parse_location(record, PREFIX) is None, (
+        "the collector deletes objects that are named like batches"
+    )
 
 
-def test_a_write_without_rows_touches_nothing() -> None:
-    world = World(ScriptedStore())
-    puts = world.store.puts
-    assert not world.driver().append(None)
-    assert world.store.puts == puts
-    assert world.queue().read() is None
+def test_a_write_without_rows_sends_no_request() -> None:
+    target = TargetQueue(ScriptedStore())
+    puts = target.store.puts
+    assert not target.driver().append(None)
+    assert target.store.puts == puts
+    assert target.queue().read() is None
 
 
-def test_two_drivers_that_commit_one_batch_at_once() -> None:
-    world = World(ScriptedStore())
-    zombie, driver = world.driver(), world.driver()
-    late, group = world.group(0, b"a"), world.group(0, b"a")
-    # The zombie has decided to append; before its write lands the new driver commits.
-    world.store.script = [before(applied, lambda _: driver.append(group))]
+def test_a_batch_that_two_drivers_commit_at_once_is_appended_once() -> None:
+    target = TargetQueue(ScriptedStore())
+    zombie, driver = target.driver(), target.driver()
+    late, group = target.group(0, b"a"), target.group(0, b"a")
+    # The zombie has decided to append. The new driver commits before that write lands.
+    target.store.script = [before(applied, lambda _: driver.append(group))]
     assert not zombie.append(late)
-    assert world.manifest.locations() == list(group.locations)
+    assert target.manifest.locations() == list(group.locations)
 
 
 def test_a_zombie_never_lowers_the_record() -> None:
-    world = World(ScriptedStore())
-    zombie, driver = world.driver(), world.driver()
-    first = world.group(0, b"a")
-    # Between the zombie's append and its record the other driver writes batch 1.
-    world.store.script = [then(applied, lambda _: driver.append(world.group(1, b"b")))]
+    target = TargetQueue(ScriptedStore())
+    zombie, driver = target.driver(), target.driver()
+    first = target.group(0, b"a")
+    # The other driver writes batch 1 between the zombie's append and its record.
+    target.store.script = [then(applied, lambda _: driver.append(target.group(1, b"b")))]
     assert zombie.append(first)
-    assert CommitRecord.from_json(world.store.get(RECORD).data).batch == 1
+    assert CommitRecord.from_json(target.store.get(RECORD).data).batch == 1
 
 
-def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_until_a_restart() -> None:
-    world = World(ScriptedStore())
-    world.store.script = [then(applied_answer_lost, lambda _: world.drain())]
+def test_a_lost_answer_and_a_fast_consumer_leave_the_outcome_unknown_until_a_restart() -> None:
+    target = TargetQueue(ScriptedStore())
+    target.store.script = [then(applied_answer_lost, lambda _: target.drain())]
     with pytest.raises(CommitStateUnknown) as caught:
-        world.driver().append(world.group(0, b"a"))
+        target.driver().append(target.group(0, b"a"))
     assert "Spark repeats the batch 0" in "".join(caught.value.__notes__)
-    # What Spark does next: new tasks, the same batch.
-    assert world.driver().append(world.group(0, b"a"))
-    assert world.driver().append(world.group(1, b"b"))
-    world.drain()
-    assert world.read == [b"a", b"b"]
+    # Spark then runs new tasks for the same batch.
+    assert target.driver().append(target.group(0, b"a"))
+    assert target.driver().append(target.group(1, b"b"))
+    target.drain()
+    assert target.read == [b"a", b"b"]
 
 
 def refuse(*_: Any) -> PutOutcome:
@@ -169,77 +171,77 @@ def refuse(*_: Any) -> PutOutcome:
         (applied_answer_lost, False),
     ],
 )
-def test_a_record_that_cannot_be_written_fails_no_commit(
+def test_a_commit_succeeds_although_its_record_cannot_be_written(
     answer: Any, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def write(store: ScriptedStore, key: str, *change: Any) -> PutOutcome:
         return (answer if key == RECORD else applied)(store, key, *change)
 
-    world = World(ScriptedStore())
-    world.store.script = [write] * 1_000
-    assert world.driver().append(world.group(0, b"a"))
+    target = TargetQueue(ScriptedStore())
+    target.store.script = [write] * 1_000
+    assert target.driver().append(target.group(0, b"a"))
     assert (f"commit record {RECORD} was not written" in caplog.text) == warns
-    world.store.script.clear()
-    assert not world.driver().append(world.group(0, b"a"))
-    assert world.driver().append(world.group(1, b"b"))
-    world.drain()
-    assert world.taken == [b"a", b"b"]
+    target.store.script.clear()
+    assert not target.driver().append(target.group(0, b"a"))
+    assert target.driver().append(target.group(1, b"b"))
+    target.drain()
+    assert target.taken == [b"a", b"b"]
 
 
-def test_f4_a_write_outside_of_a_query_lets_the_marker_know_how_far_the_queue_got() -> None:
-    world = World()
+def test_f4_a_write_outside_a_query_notes_the_watermark_in_the_marker() -> None:
+    target = TargetQueue()
     for batch in range(3):
-        world.driver().append(world.group(batch, b"a", query="one"))
-    noted = check_owner(world.store, CONFIG).watermark.next_sequence
-    assert noted == 1, "a query notes its first batch, and then seldom"
-    world.driver().append(world.group(None, b"b"))
-    assert check_owner(world.store, CONFIG).watermark.next_sequence == 4
+        target.driver().append(target.group(batch, b"a", query="one"))
+    noted = check_owner(target.store, CONFIG).watermark.next_sequence
+    assert noted == 1, "a query notes its first batch, and few later ones"
+    target.driver().append(target.group(None, b"b"))
+    assert check_owner(target.store, CONFIG).watermark.next_sequence == 4
 
 
-def test_a_record_newer_than_the_remembered_manifest_does_not_accuse_the_queue() -> None:
-    world = World()
-    driver = world.driver()
-    driver.append(world.group(0, b"a"))
-    world.driver().append(world.group(1, b"b"))
+def test_a_record_newer_than_the_remembered_manifest_is_not_an_error_of_the_queue() -> None:
+    target = TargetQueue()
+    driver = target.driver()
+    driver.append(target.group(0, b"a"))
+    target.driver().append(target.group(1, b"b"))
     # The first driver still remembers the manifest of batch 0.
-    assert driver.append(world.group(2, b"c"))
-    world.drain()
-    assert world.taken == [b"a", b"b", b"c"]
+    assert driver.append(target.group(2, b"c"))
+    target.drain()
+    assert target.taken == [b"a", b"b", b"c"]
 
 
 def test_f5_a_young_write_is_committed_without_a_listing() -> None:
     def refuse_listing(prefix: str, **options: Any) -> Any:
         raise AssertionError("listed")
 
-    world = World()
-    group = world.group(0, b"a", b"b")
-    world.runtime.advance(300)
-    world.store.list = refuse_listing
-    assert world.driver().append(group)
+    target = TargetQueue()
+    group = target.group(0, b"a", b"b")
+    target.runtime.advance(300)
+    target.store.list = refuse_listing
+    assert target.driver().append(group)
 
 
 def test_f5_a_long_write_whose_uploads_are_young_is_committed() -> None:
-    world = World()
-    planned = Moment.now(world.runtime)
-    world.runtime.advance(3_000)
-    group = world.group(0, b"a")
-    assert world.driver().append(Group(planned, group.uploads, group.transaction))
+    target = TargetQueue()
+    planned = Moment.now(target.runtime)
+    target.runtime.advance(3_000)
+    group = target.group(0, b"a")
+    assert target.driver().append(Group(planned, group.uploads, group.transaction))
 
 
 @pytest.mark.parametrize("batch", [0, None])
 @pytest.mark.parametrize("is_old", [False, True])
 def test_f5_old_or_deleted_uploads_are_not_appended(batch: int | None, is_old: bool) -> None:
-    world = World()
-    planned = Moment.now(world.runtime)
-    world.runtime.advance(0 if is_old else 3_000)
-    group = replace(world.group(batch, b"a", b"b"), planned=planned)
+    target = TargetQueue()
+    planned = Moment.now(target.runtime)
+    target.runtime.advance(0 if is_old else 3_000)
+    group = replace(target.group(batch, b"a", b"b"), planned=planned)
     if is_old:
-        world.runtime.advance(301)
+        target.runtime.advance(301)
     else:
-        world.store.delete_many([group.uploads[1].location])
+        target.store.delete_many([group.uploads[1].location])
     with pytest.raises(TransientStorageError, match=r"it may take 21600 s .*Nothing was appended"):
-        world.driver().append(group)
-    assert world.queue().read() is None
+        target.driver().append(group)
+    assert target.queue().read() is None
 
 
 def pause(runtime: ManualRuntime, wall_s: int = 601, monotonic_s: int = 601) -> None:
@@ -249,11 +251,11 @@ def pause(runtime: ManualRuntime, wall_s: int = 601, monotonic_s: int = 601) -> 
 
 
 pause_and_set_the_clock_back = partial(pause, wall_s=0)
-suspend = partial(pause, monotonic_s=0)  # the monotonic clock stops with the machine
+suspend = partial(pause, monotonic_s=0)  # the monotonic clock stops while the machine is suspended
 
 
 class Pausing(MemoryStore):
-    """Freezes the driver when it reads an object; the store's own clock goes on."""
+    """Pauses the driver when it reads an object, while the clock of the store goes on."""
 
     def __init__(
         self,
@@ -283,22 +285,22 @@ class Pausing(MemoryStore):
 def test_f5_f6_a_driver_paused_between_read_and_write_does_not_append(
     happens: Callable[[ManualRuntime], None], batch: int | None, key: str
 ) -> None:
-    world = World(store := Pausing(happens, key), store.runtime)
+    target = TargetQueue(store := Pausing(happens, key), store.runtime)
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().append(world.group(batch, b"a"))
-    assert not world.manifest.entry_count
+        target.driver().append(target.group(batch, b"a"))
+    assert not target.manifest.entry_count
 
 
-def test_f5_a_suspended_driver_appends_what_is_named_far_enough_ahead() -> None:
-    # The first time when the queue is claimed, the second between read and write.
-    world = World(store := Pausing(suspend, times=2), store.runtime)
-    assert world.driver().append(world.group(0, b"a", ahead_s=6 * 3600))
-    world.drain()
-    assert world.read == [b"a"]
+def test_f5_a_suspended_driver_appends_uploads_that_are_named_far_enough_ahead() -> None:
+    # The driver is suspended when it claims the queue, and between its read and its write.
+    target = TargetQueue(store := Pausing(suspend, times=2), store.runtime)
+    assert target.driver().append(target.group(0, b"a", ahead_s=6 * 3600))
+    target.drain()
+    assert target.read == [b"a"]
 
 
 class FrozenWrite(MemoryStore):
-    """The next manifest write is under way for 20 minutes; the collector may come by meanwhile."""
+    """Delays the next manifest write for 20 minutes, while a collector may delete objects."""
 
     def __init__(self, runtime: ManualRuntime, collected: int) -> None:
         super().__init__(now_ms=runtime.now_ms)
@@ -319,138 +321,140 @@ def batches_in(store: MemoryStore) -> list[str]:
     return [key for key in keys if parse_location(key, PREFIX) is not None]
 
 
-def frozen_world(collected: int) -> World:
-    world = World()
-    world.store = FrozenWrite(world.runtime, collected)
-    return world
+def target_with_a_frozen_write(collected: int) -> TargetQueue:
+    target = TargetQueue()
+    target.store = FrozenWrite(target.runtime, collected)
+    return target
 
 
 def test_f5_an_append_that_landed_late_is_committed_once_no_collector_deletes_its_objects() -> None:
-    world = frozen_world(collected=0)
-    assert world.driver().append(world.group(3, b"a"))
-    # A collector that looked before may start deletes for a quarter of the grace period, and its
-    # last request may take 60 s.
-    assert world.runtime.slept == [210]
-    world.drain()
-    assert world.read == [b"a"]
+    target = target_with_a_frozen_write(collected=0)
+    assert target.driver().append(target.group(3, b"a"))
+    # A collector that read the manifest before may start deletes for a quarter of the grace
+    # period, and its last request may take 60 s.
+    assert target.runtime.slept == [210]
+    target.drain()
+    assert target.read == [b"a"]
 
 
 def test_f5_an_append_that_landed_late_without_its_objects_is_written_again() -> None:
-    world = frozen_world(collected=1)
+    target = target_with_a_frozen_write(collected=1)
     with pytest.raises(CommitStateUnknown, match="later than the collector's grace period"):
-        world.driver().append(world.group(3, b"a"))
-    # Spark repeats the batch. It is queued, and cannot be read: that is not committed.
-    assert world.driver().append(world.group(3, b"a"))
-    torn, separator, again = world.manifest.entries()
+        target.driver().append(target.group(3, b"a"))
+    # Spark repeats the batch. It is queued but cannot be read, so it does not count as committed.
+    assert target.driver().append(target.group(3, b"a"))
+    torn, separator, again = target.manifest.entries()
     assert "/app=" not in separator.location
     passes = TransactionFilter(PREFIX)
     passes.skip(torn.sequence, torn.location)
     assert passes.offer(separator.sequence, separator.location)
     assert passes.offer(again.sequence, again.location)
-    assert not world.driver().append(world.group(3, b"a"))
+    assert not target.driver().append(target.group(3, b"a"))
 
 
-def test_f5_a_torn_write_that_is_skipped_during_its_repeat_is_written_again() -> None:
+def test_f5_a_write_without_its_objects_that_is_skipped_during_its_repeat_is_written_again() -> (
+    None
+):
     class Overtaken(FrozenWrite):
         def list(self, prefix: str, **options: Any) -> Listing:
-            if self.frozen and world.manifest.entry_count:
-                queue = world.queue()
+            if self.frozen and target.manifest.entry_count:
+                queue = target.queue()
                 epoch = queue.claim_epoch(None).epoch
-                for entry in world.manifest.entries():
-                    world.passes.skip(entry.sequence, entry.location)
+                for entry in target.manifest.entries():
+                    target.passes.skip(entry.sequence, entry.location)
                     queue.dequeue(entry.sequence, epoch)
             return super().list(prefix, **options)
 
-    world = World()
-    world.store = Overtaken(world.runtime, collected=0)
-    group = world.group(3, b"a")
-    world.queue().append(group.entries)
-    world.store.delete_many(group.locations)
-    world.store.frozen = True
-    assert world.driver().append(world.group(3, b"a"))
-    world.drain()
-    assert world.read == [b"a"]
+    target = TargetQueue()
+    target.store = Overtaken(target.runtime, collected=0)
+    group = target.group(3, b"a")
+    target.queue().append(group.entries)
+    target.store.delete_many(group.locations)
+    target.store.frozen = True
+    assert target.driver().append(target.group(3, b"a"))
+    target.drain()
+    assert target.read == [b"a"]
 
 
 @pytest.mark.parametrize(
     ("age_s", "collected", "waits"), [(600, False, []), (601, False, [210]), (601, True, [210])]
 )
-def test_f5_a_repeat_waits_for_a_collector_that_may_not_know_the_queued_one(
+def test_f5_a_repeat_waits_for_a_collector_that_may_not_know_the_queued_batch(
     monkeypatch: pytest.MonkeyPatch, age_s: float, collected: bool, waits: list[float]
 ) -> None:
-    world = World()
-    group = world.group(3, b"a")
-    world.runtime.advance(age_s)
-    world.queue().append(group.entries)
-    sleep = world.runtime.sleep
+    target = TargetQueue()
+    group = target.group(3, b"a")
+    target.runtime.advance(age_s)
+    target.queue().append(group.entries)
+    sleep = target.runtime.sleep
 
     def sleep_and_collect(seconds: float) -> None:
         sleep(seconds)
         if collected:
-            world.store.delete_many(group.locations)
+            target.store.delete_many(group.locations)
 
-    monkeypatch.setattr(world.runtime, "sleep", sleep_and_collect)
-    assert world.driver().append(world.group(3, b"a")) == collected
-    assert world.runtime.slept == waits
+    monkeypatch.setattr(target.runtime, "sleep", sleep_and_collect)
+    assert target.driver().append(target.group(3, b"a")) == collected
+    assert target.runtime.slept == waits
 
 
 def test_f5_a_write_without_identity_that_landed_late_without_its_objects_is_unknown() -> None:
-    world = frozen_world(collected=1)
-    group = world.group(None, b"a", b"b")
+    target = target_with_a_frozen_write(collected=1)
+    group = target.group(None, b"a", b"b")
     with pytest.raises(CommitStateUnknown, match="later than the collector's grace") as caught:
-        world.driver().append(group)
+        target.driver().append(group)
     assert (caught.value.sequence, caught.value.next_sequence) == (0, 2)
     assert caught.value.locations == group.locations
 
 
-def test_f6_a_driver_clock_that_was_set_back_does_not_hide_age() -> None:
-    world = World(MemoryStore(now_ms=(clock := ManualRuntime()).now_ms))
-    group = world.group(0, b"a")
+def test_f6_a_driver_clock_that_was_set_back_does_not_hide_the_age_of_uploads() -> None:
+    target = TargetQueue(MemoryStore(now_ms=(clock := ManualRuntime()).now_ms))
+    group = target.group(0, b"a")
     clock.advance(700)
-    world.runtime.set_wall_clock(0)
+    target.runtime.set_wall_clock(0)
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().append(group)
+        target.driver().append(group)
 
 
-# One query per app id.
+# One query per app ID.
 
 
-def test_a_deleted_checkpoint_with_the_same_app_id_is_refused_and_loses_nothing() -> None:
-    world = World()
+def test_a_deleted_checkpoint_with_the_same_app_id_is_refused_without_loss() -> None:
+    target = TargetQueue()
     for batch in range(3):
-        world.driver().append(world.group(batch, b"old", query="one"))
-    world.drain()
+        target.driver().append(target.group(batch, b"old", query="one"))
+    target.drain()
     with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
-        world.driver().append(world.group(0, b"new", query="two"))
-    # With an app id of its own it goes on, and every micro-batch arrives.
-    assert world.driver().append(world.group(0, b"new", app="q2", query="two"))
-    world.drain()
-    assert world.read == [b"old", b"old", b"old", b"new"]
+        target.driver().append(target.group(0, b"new", query="two"))
+    # With its own app ID the query continues, and every micro-batch arrives.
+    assert target.driver().append(target.group(0, b"new", app="q2", query="two"))
+    target.drain()
+    assert target.read == [b"old", b"old", b"old", b"new"]
 
 
-def test_of_two_queries_that_begin_at_once_one_is_refused() -> None:
-    world = World(ScriptedStore())
-    first, second = (world.group(0, b"a", query=query) for query in ("one", "two"))
-    # It has read that there is no record; before its claim lands, the other one's does.
-    world.store.script = [before(applied, lambda _: world.driver().append(first))]
+def test_one_of_two_queries_that_start_at_once_is_refused() -> None:
+    target = TargetQueue(ScriptedStore())
+    first, second = (target.group(0, b"a", query=query) for query in ("one", "two"))
+    # It has read that no record exists. The claim of the other query lands before its own.
+    target.store.script = [before(applied, lambda _: target.driver().append(first))]
     with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
-        world.driver().append(second)
-    assert world.manifest.locations() == list(first.locations)
+        target.driver().append(second)
+    assert target.manifest.locations() == list(first.locations)
 
 
-def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
-    world = World()
-    world.store.put_if = lambda *_: outcomes.Unknown("no answer")
+def test_nothing_is_appended_if_the_claim_cannot_be_written() -> None:
+    target = TargetQueue()
+    target.store.put_if = lambda *_: outcomes.Unknown("no answer")
     with pytest.raises(TransientStorageError, match=r"commit record.*Nothing was appended"):
-        world.driver().append(world.group(0, b"a", query="one"))
+        target.driver().append(target.group(0, b"a", query="one"))
 
 
-def test_a_repeat_within_one_query_is_a_warning_with_a_count(
+def test_repeats_within_one_query_are_logged_with_their_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = World()
-    world.driver().append(world.group(7, b"a", b"b", query="one"))
-    assert not world.driver().append(world.group(7, b"a", b"b", query="one"))
+    target = TargetQueue()
+    target.driver().append(target.group(7, b"a", b"b", query="one"))
+    assert not target.driver().append(target.group(7, b"a", b"b", query="one"))
     (warning,) = [each for each in caplog.records if each.levelname == "WARNING"]
     assert "batch 7 of app q was committed before: 2 records in 2 batches" in warning.getMessage()
 
@@ -459,97 +463,97 @@ def test_a_repeat_within_one_query_is_a_warning_with_a_count(
 
 
 @pytest.mark.parametrize("batch", [0, None])
-def test_f5_a_micro_batch_of_three_grace_periods_gets_through(batch: int | None) -> None:
-    world = World()
+def test_f5_a_micro_batch_that_takes_three_grace_periods_is_committed(batch: int | None) -> None:
+    target = TargetQueue()
     collector = GarbageCollector(
-        world.store, ConsumerConfig(store="memory://x", data_path_prefix=PREFIX),
-        runtime=world.runtime,
+        target.store, ConsumerConfig(store="memory://x", data_path_prefix=PREFIX),
+        runtime=target.runtime,
     )  # fmt: skip
-    world.driver().append(world.group(None, b"before"))
-    planned = Moment.now(world.runtime)
+    target.driver().append(target.group(None, b"before"))
+    planned = Moment.now(target.runtime)
     uploads: tuple[UploadedBatch, ...] = ()
     for minute in range(30):
-        part = world.group(batch, f"{minute}".encode(), ahead_s=6 * 3600)
+        part = target.group(batch, f"{minute}".encode(), ahead_s=6 * 3600)
         uploads += part.uploads
-        world.runtime.advance(60)
+        target.runtime.advance(60)
         collector.run_once()
     txn = None if batch is None else Transaction("q", batch)
-    assert world.driver().append(Group(planned, uploads, txn))
-    world.drain()
-    assert world.read == [b"before", *(f"{minute}".encode() for minute in range(30))]
-    # Once it is over, nothing of it is kept for ever.
-    world.runtime.advance(6 * 3600 + 601)
+    assert target.driver().append(Group(planned, uploads, txn))
+    target.drain()
+    assert target.read == [b"before", *(f"{minute}".encode() for minute in range(30))]
+    # After the write, none of its objects is kept forever.
+    target.runtime.advance(6 * 3600 + 601)
     collector.run_once()
-    assert not batches_in(world.store)
+    assert not batches_in(target.store)
 
 
 @pytest.mark.parametrize("own_ms", [None, 60_000_000])
-def test_f5_a_write_goes_by_the_grace_period_of_its_queue(own_ms: int | None) -> None:
-    world = World()
-    change_grace_period(world.store, CONFIG, world.runtime, 100_000)
+def test_f5_a_write_uses_the_grace_period_of_its_queue(own_ms: int | None) -> None:
+    target = TargetQueue()
+    change_grace_period(target.store, CONFIG, target.runtime, 100_000)
     options = SinkOptions(queue=CONFIG, grace_ms=own_ms)
-    driver = QueueCommitter(world.store, options, world.runtime)
-    assert driver.append(world.group(0, b"young"))
-    old = world.group(1, b"old")
-    world.runtime.advance(51)
+    driver = QueueCommitter(target.store, options, target.runtime)
+    assert driver.append(target.group(0, b"young"))
+    old = target.group(1, b"old")
+    target.runtime.advance(51)
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         driver.append(old)
-    # An append that races for longer would land behind the grace period.
+    # An append that loses races for longer would land after the grace period.
     assert driver._queues[CONFIG.manifest_path]._config.timeout_ms == 50_000
 
 
-# How long uploads are safe, as the collector judges them.
+# How long uploads are safe by the rules of the collector.
 
 
-def ages(world: World) -> UploadAges:
-    return UploadAges(world.store, SinkOptions(queue=CONFIG), world.runtime)
+def ages(target: TargetQueue) -> UploadAges:
+    return UploadAges(target.store, SinkOptions(queue=CONFIG), target.runtime)
 
 
 @pytest.mark.parametrize("grace_periods", [1, 3, 6])
-def test_f5_a_write_of_several_grace_periods_is_safe_as_long_as_its_names_say(
+def test_f5_a_write_of_several_grace_periods_is_safe_until_the_time_in_its_names(
     grace_periods: int,
 ) -> None:
-    world = World()
-    group = world.group(None, b"a", ahead_s=3_600)
-    world.runtime.advance(grace_periods * 600)
-    oldest = ages(world).oldest(group)
-    # The collector sees it the same way, until the very moment when they expire.
+    target = TargetQueue()
+    group = target.group(None, b"a", ahead_s=3_600)
+    target.runtime.advance(grace_periods * 600)
+    oldest = ages(target).oldest(group)
+    # The collector applies the same limit, until the moment when they expire.
     for seconds, collected in ((3_600 + 600 - grace_periods * 600, 0), (1, 1)):
-        world.runtime.advance(seconds)
-        assert ages(world).has_expired(oldest) == collected
-        page = world.store.list(f"{PREFIX}/")
+        target.runtime.advance(seconds)
+        assert ages(target).has_expired(oldest) == collected
+        page = target.store.list(f"{PREFIX}/")
         found = plan(Queued(), page, own_ms=page.now_ms, data_path_prefix=PREFIX, grace_ms=600_000)
         assert len(found.delete) == collected
 
 
-def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
+def test_uploads_are_found_page_by_page_and_no_page_after_them_is_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("buffer_sink.committer._PAGE", 2)
-    world = World()
-    keys = sorted(world.group(1, *[b"a"] * 7).locations)
+    target = TargetQueue()
+    keys = sorted(target.group(1, *[b"a"] * 7).locations)
     asked: list[str] = []
-    real = world.store.list
+    real = target.store.list
 
     def watched(prefix: str, **options: Any) -> Any:
         asked.append(prefix)
         return real(prefix, **options)
 
-    world.store.list = watched
-    assert ages(world).oldest_ms(keys[1:4]) == 0
+    target.store.list = watched
+    assert ages(target).oldest_ms(keys[1:4]) == 0
     assert asked == [f"{PREFIX}/app=q/batch=1/"] * 2
-    world.store.delete_many([keys[2]])
-    assert ages(world).oldest_ms(keys[1:4]) is None
+    target.store.delete_many([keys[2]])
+    assert ages(target).oldest_ms(keys[1:4]) is None
 
 
 def test_f52_a_write_that_a_rebuild_found_half_uploaded_is_complete_after_its_repeat() -> None:
-    world = World()
-    assert world.driver().append(world.group(0, b"a"))
-    world.drain()
-    world.group(1, b"b")  # The driver dies before the other task's upload.
-    world.store.delete_many(["p/manifest"])
-    rebuild(Target(world.store, CONFIG, world.runtime))
-    assert world.driver().append(world.group(1, b"b", b"c"))
-    world.drain()
-    assert {*world.read} == {b"a", b"b", b"c"}
-    assert world.read[-2:] == [b"b", b"c"]
+    target = TargetQueue()
+    assert target.driver().append(target.group(0, b"a"))
+    target.drain()
+    target.group(1, b"b")  # The driver dies before the other task's upload.
+    target.store.delete_many(["p/manifest"])
+    rebuild(Target(target.store, CONFIG, target.runtime))
+    assert target.driver().append(target.group(1, b"b", b"c"))
+    target.drain()
+    assert {*target.read} == {b"a", b"b", b"c"}
+    assert target.read[-2:] == [b"b", b"c"]

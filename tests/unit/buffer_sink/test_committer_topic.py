@@ -30,7 +30,7 @@ MANIFESTS = {f"{name}/manifest" for name in NAMES}
 
 
 class Store(MemoryStore):
-    """Fails conditional writes of chosen keys; does something before one; remembers reads."""
+    """Fails conditional writes of chosen keys, runs hooks before them, and records reads."""
 
     def __init__(self, runtime: ManualRuntime) -> None:
         super().__init__("topic", now_ms=runtime.now_ms)
@@ -53,7 +53,7 @@ class Store(MemoryStore):
         return super().put_if(key, data, condition)
 
 
-class World:
+class TargetTopic:
     def __init__(self, partitions: int = 3) -> None:
         self.runtime = ManualRuntime()
         self.store = Store(self.runtime)
@@ -70,7 +70,7 @@ class World:
         ahead_s: int = 3_600,
         query: str | None = "q",
     ) -> Group:
-        """One batch per value, round the partitions; two tasks."""
+        """Upload one batch per value, round robin over the partitions, as two tasks."""
         txn = None if batch is None else Transaction(app, batch)
         write = TopicWrite.planned(self.topic.read(), self.runtime)
         uploads = []
@@ -90,7 +90,7 @@ class World:
         return queue.read() or Manifest.empty()
 
     def read(self) -> list[str]:
-        """What a reader of everything delivers, sorted."""
+        """Return the records that a read-committed reader delivers, sorted."""
         found = []
         for name in self.topic.read().names:
             manifest = self.manifest(name)
@@ -113,148 +113,150 @@ class World:
             raise KeyboardInterrupt
 
         key = record_key("_topic", "q")
-        # The first write of the record claims it, the second one decides.
+        # The first write of the record claims it, and the second one decides.
         self.store.before[key] = lambda: self.store.before.update({key: die})
         with pytest.raises(KeyboardInterrupt):
             self.driver().append(group)
 
 
 def test_a_group_is_visible_in_all_partitions() -> None:
-    world = World()
-    driver = world.driver()
-    assert driver.append(world.group(0, "a", "b", "c", "d"))
-    assert driver.append(world.group(1, "e"))
-    assert world.read() == ["a", "b", "c", "d", "e"]
-    assert world.undecided() == 0
-    assert [world.manifest(name).next_sequence for name in world.topic.read().names] == [5, 2, 2]
+    target = TargetTopic()
+    driver = target.driver()
+    assert driver.append(target.group(0, "a", "b", "c", "d"))
+    assert driver.append(target.group(1, "e"))
+    assert target.read() == ["a", "b", "c", "d", "e"]
+    assert target.undecided() == 0
+    assert [target.manifest(name).next_sequence for name in target.topic.read().names] == [5, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("batch", "advice"),
     [(0, "Start the query again: that completes it"), (None, "Run 'opendata-buffer abort ")],
 )
-def test_a_commit_that_cannot_be_carried_out_names_what_completes_it(
+def test_the_error_of_a_commit_that_cannot_be_applied_names_the_command_that_completes_it(
     batch: int | None, advice: str
 ) -> None:
-    world = World()
-    group = world.group(batch, "a", "b", "c")
+    target = TargetTopic()
+    group = target.group(batch, "a", "b", "c")
     assert group.topic is not None
     key = record_key("_topic", group.topic.transaction(group.transaction).app)
 
     def fail() -> None:
-        world.store.silent = set(MANIFESTS)
+        target.store.silent = set(MANIFESTS)
 
-    world.store.before[key] = lambda: world.store.before.update({key: fail})
+    target.store.before[key] = lambda: target.store.before.update({key: fail})
     with pytest.raises(OpenDataBufferError) as raised:
-        world.driver().append(group)
+        target.driver().append(group)
     assert "is committed, and not visible" in "".join(raised.value.__notes__)
     assert advice in "".join(raised.value.__notes__)
-    world.store.silent = set()
+    target.store.silent = set()
     if batch is not None:
-        assert not world.driver().append(world.group(batch, "a", "b", "c"))
-        assert world.read() == ["a", "b", "c"]
+        assert not target.driver().append(target.group(batch, "a", "b", "c"))
+        assert target.read() == ["a", "b", "c"]
 
 
-def test_a_query_without_rows_after_a_kill_ends_what_was_left() -> None:
-    world = World()
-    world.append_killed_at_decision(world.group(0, "a", "b", "c"))
-    assert world.undecided() == 3
-    assert not world.driver().append(world.group(0))
-    assert world.undecided() == 0
-    assert world.read() == []
+def test_a_batch_without_rows_after_a_kill_ends_the_open_transaction() -> None:
+    target = TargetTopic()
+    target.append_killed_at_decision(target.group(0, "a", "b", "c"))
+    assert target.undecided() == 3
+    assert not target.driver().append(target.group(0))
+    assert target.undecided() == 0
+    assert target.read() == []
 
 
-def test_a_write_of_nothing_without_an_app_touches_nothing() -> None:
-    world = World()
-    assert not world.driver().append(world.group(None))
-    assert not world.driver().append(None)
-    assert [each.key for each in world.store.list("").objects] == ["_topic.json"]
+def test_an_empty_write_without_an_app_sends_no_request() -> None:
+    target = TargetTopic()
+    assert not target.driver().append(target.group(None))
+    assert not target.driver().append(None)
+    assert [each.key for each in target.store.list("").objects] == ["_topic.json"]
 
 
 def test_a_partition_that_cannot_be_written_leaves_nothing_visible() -> None:
-    world = World()
-    driver = world.driver()
-    assert driver.append(world.group(0, "a", "b", "c"))
-    world.store.silent = {"p-00001-05mv/manifest"}
+    target = TargetTopic()
+    driver = target.driver()
+    assert driver.append(target.group(0, "a", "b", "c"))
+    target.store.silent = {"p-00001-05mv/manifest"}
     with pytest.raises(TransientStorageError, match="Nothing of it is visible"):
-        driver.append(world.group(1, "d", "e", "f"))
-    assert world.read() == ["a", "b", "c"]
-    assert world.undecided() == 0, "rolled back in the others"
-    world.store.silent = set()
-    assert driver.append(world.group(1, "d", "e", "f"))
-    assert world.read() == ["a", "b", "c", "d", "e", "f"]
+        driver.append(target.group(1, "d", "e", "f"))
+    assert target.read() == ["a", "b", "c"]
+    assert target.undecided() == 0, "it is rolled back in the other partitions"
+    target.store.silent = set()
+    assert driver.append(target.group(1, "d", "e", "f"))
+    assert target.read() == ["a", "b", "c", "d", "e", "f"]
 
 
-def test_a_partition_that_left_the_topic_meanwhile() -> None:
-    world = World()
-    driver, group = world.driver(), world.group(0, "a", "b", "c")
-    world.topic.drain("p-00001-05mv")
-    world.runtime.advance(3_600)
-    assert world.topic.remove_drained() == ["p-00001-05mv"]
+def test_batches_for_a_partition_that_left_the_topic_meanwhile_go_to_the_others() -> None:
+    target = TargetTopic()
+    driver, group = target.driver(), target.group(0, "a", "b", "c")
+    target.topic.drain("p-00001-05mv")
+    target.runtime.advance(3_600)
+    assert target.topic.remove_drained() == ["p-00001-05mv"]
     with pytest.raises(Drained) as refused:
         driver.append(group)
     assert "Start the query again" in "".join(refused.value.__notes__)
-    assert world.undecided() == 0
-    assert driver.append(world.group(0, "a", "b", "c")), "it goes to the others"
-    assert world.read() == ["a", "b", "c"]
+    assert target.undecided() == 0
+    assert driver.append(target.group(0, "a", "b", "c")), "the batch goes to the other partitions"
+    assert target.read() == ["a", "b", "c"]
 
 
-def test_a_partition_that_began_to_drain_meanwhile_still_takes_what_was_planned() -> None:
-    world = World()
-    driver, group = world.driver(), world.group(0, "a", "b", "c")
-    world.topic.drain("p-00001-05mv")
+def test_a_partition_that_started_to_drain_meanwhile_still_accepts_planned_batches() -> None:
+    target = TargetTopic()
+    driver, group = target.driver(), target.group(0, "a", "b", "c")
+    target.topic.drain("p-00001-05mv")
     assert driver.append(group)
-    assert world.topic.remove_drained() == []
-    assert world.read() == ["a", "b", "c"]
+    assert target.topic.remove_drained() == []
+    assert target.read() == ["a", "b", "c"]
 
 
-def test_a_write_without_an_app_leaves_no_record_behind() -> None:
-    world = World()
-    assert world.driver().append(world.group(None, "a", "b", "c", query=None))
-    assert world.driver().append(world.group(None, "a", query=None)), "nothing tells it from new"
-    assert world.read() == ["a", "a", "b", "c"]
-    assert not [each.key for each in world.store.list("_topic/").objects]
+def test_a_write_without_an_app_leaves_no_record() -> None:
+    target = TargetTopic()
+    assert target.driver().append(target.group(None, "a", "b", "c", query=None))
+    assert target.driver().append(target.group(None, "a", query=None)), (
+        "it cannot be distinguished from a new write"
+    )
+    assert target.read() == ["a", "a", "b", "c"]
+    assert not [each.key for each in target.store.list("_topic/").objects]
 
 
-def test_f5_uploads_that_may_be_collected_are_refused_before_anything_is_appended() -> None:
-    world = World()
-    group = world.group(0, "a", "b", "c", ahead_s=0)
-    world.runtime.advance(500)
+def test_f5_uploads_that_may_have_been_collected_are_refused_before_any_append() -> None:
+    target = TargetTopic()
+    group = target.group(0, "a", "b", "c", ahead_s=0)
+    target.runtime.advance(500)
     with pytest.raises(TransientStorageError, match="it may take 21600 s"):
-        world.driver().append(group)
-    assert world.undecided() == 0
-    assert world.read() == []
+        target.driver().append(group)
+    assert target.undecided() == 0
+    assert target.read() == []
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_f5_a_part_that_landed_late_counts_only_if_its_objects_are_there(gone: bool) -> None:
-    world = World()
-    driver = world.driver()
-    assert driver.append(world.group(0, "a", "b", "c"))
-    group = world.group(1, "d", ahead_s=0)
+def test_f5_a_part_that_landed_late_counts_only_if_its_objects_exist(gone: bool) -> None:
+    target = TargetTopic()
+    driver = target.driver()
+    assert driver.append(target.group(0, "a", "b", "c"))
+    group = target.group(1, "d", ahead_s=0)
 
     def freeze() -> None:
-        world.runtime.advance(3_600)
+        target.runtime.advance(3_600)
         if gone:
-            world.store.delete_many([group.uploads[0].location])
+            target.store.delete_many([group.uploads[0].location])
 
-    world.store.before["p-00000-04pn/manifest"] = freeze
+    target.store.before["p-00000-04pn/manifest"] = freeze
     if gone:
         with pytest.raises(TransientStorageError, match="it may take 21600 s"):
             driver.append(group)
-        assert world.read() == ["a", "b", "c"]
+        assert target.read() == ["a", "b", "c"]
     else:
         assert driver.append(group)
-        assert world.read() == ["a", "b", "c", "d"]
-    assert world.undecided() == 0
+        assert target.read() == ["a", "b", "c", "d"]
+    assert target.undecided() == 0
 
 
 def test_batches_of_a_query_are_committed_by_several_processes_in_turn() -> None:
-    world = World()
+    target = TargetTopic()
     # Spark takes the Python worker that has been idle the longest.
-    workers = [world.driver() for _ in range(3)]
+    workers = [target.driver() for _ in range(3)]
     for batch in range(12):
-        assert workers[batch % 3].append(world.group(batch, f"{batch:02} a", f"{batch:02} b"))
-        assert not workers[batch % 2].append(world.group(batch, f"{batch:02} a", f"{batch:02} b"))
-    assert world.read() == [f"{batch:02} {row}" for batch in range(12) for row in "ab"]
-    assert world.undecided() == 0
+        assert workers[batch % 3].append(target.group(batch, f"{batch:02} a", f"{batch:02} b"))
+        assert not workers[batch % 2].append(target.group(batch, f"{batch:02} a", f"{batch:02} b"))
+    assert target.read() == [f"{batch:02} {row}" for batch in range(12) for row in "ab"]
+    assert target.undecided() == 0

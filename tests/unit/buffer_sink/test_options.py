@@ -67,18 +67,18 @@ def test_a_stream_takes_its_version_from_its_batch_id() -> None:
 
 
 @pytest.mark.parametrize("half", [{"txnAppId": "a"}, {"txnVersion": "0"}])
-def test_half_an_identity_is_refused(half: dict[str, str]) -> None:
+def test_an_incomplete_identity_is_refused(half: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match="recognised by both"):
         SinkOptions.for_batch({**STORE, **half})
 
 
 @pytest.mark.parametrize("given", ["modulo", "RENDEZVOUS", "random"])
-def test_a_partitioner(given: str) -> None:
+def test_partitioner_options_choose_the_partitioner(given: str) -> None:
     options = SinkOptions.for_stream({**STORE, "partitioner": given})
     assert (options.partitioner, options.one_queue) == (given.lower(), False)
 
 
-def test_a_single_queue_takes_no_partitioner() -> None:
+def test_a_partitioner_for_a_single_queue_is_refused() -> None:
     named = {**STORE, "dataPathPrefix": "x"}
     assert SinkOptions.for_stream(named).one_queue
     with pytest.raises(InvalidInput, match="names one queue"):
@@ -88,7 +88,7 @@ def test_a_single_queue_takes_no_partitioner() -> None:
 # ---- writes from inside foreachBatch
 
 
-def test_it_is_a_batch_write_with_the_batch_id_as_version() -> None:
+def test_foreach_batch_makes_a_batch_write_with_the_batch_id_as_version() -> None:
     writer = MagicMock()
     for step in (writer.format, writer.options, writer.option, writer.mode):
         step.return_value = writer
@@ -103,7 +103,7 @@ def test_it_is_a_batch_write_with_the_batch_id_as_version() -> None:
     ]
 
 
-def test_options_in_snake_or_camel_case() -> None:
+def test_options_may_be_in_snake_or_camel_case() -> None:
     one = foreach_batch_writer("/s", txn_app_id="a", data_path_prefix="p", gc_grace_period_ms=9**9)
     two = foreach_batch_writer("/s", txn_app_id="a", dataPathPrefix="p", gcGracePeriodMs=str(9**9))
     assert one == two
@@ -111,7 +111,7 @@ def test_options_in_snake_or_camel_case() -> None:
     assert foreach_batch_writer("/s", txn_app_id="a", region=None).options == {"txnAppId": "a"}
 
 
-def test_options_are_checked_at_once() -> None:
+def test_options_are_checked_before_the_first_batch() -> None:
     with pytest.raises(InvalidInput, match="Did you mean 'dataPathPrefix'"):
         foreach_batch_writer("/s", txn_app_id="a", data_prefix="p")
     with pytest.raises(InvalidInput, match="A-Z a-z 0-9"):
@@ -120,7 +120,7 @@ def test_options_are_checked_at_once() -> None:
         foreach_batch_writer("/s")  # type: ignore[call-arg]
 
 
-def test_the_package_exports_it() -> None:
+def test_the_package_exports_the_foreach_batch_writer() -> None:
     assert buffer_sink.foreach_batch_writer is foreach_batch_writer
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = buffer_sink.nothing

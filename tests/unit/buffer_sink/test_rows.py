@@ -1,4 +1,4 @@
-"""From Spark's rows to blocks: columns, partitions, metadata."""
+"""Spark's rows become blocks: columns, partitions, and metadata."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TYPES = {
 
 
 def schema(columns: str) -> StructType:
-    """From ``name type, name type``; Spark's own DDL parser needs a session."""
+    """Parse ``name type, name type``, because Spark's own DDL parser needs a session."""
     fields = [column.split() for column in columns.split(", ")]
     return StructType([StructField(name, TYPES[kind]) for name, kind in fields])
 
@@ -86,7 +86,7 @@ def records(block: Block) -> list[bytes]:
         ("value lower, metadata binary", Columns(0, 1)),
     ],
 )
-def test_input_columns_in_any_order_and_case(ddl: str, columns: Columns) -> None:
+def test_input_columns_may_have_any_order_and_case(ddl: str, columns: Columns) -> None:
     assert check_schema(schema(ddl)) == columns
 
 
@@ -105,7 +105,7 @@ def test_input_columns_in_any_order_and_case(ddl: str, columns: Columns) -> None
         ("value string, key int", "column 'key' has type int, not BINARY or STRING: cast it"),
     ],
 )
-def test_a_column_that_cannot_be_written_is_an_error_that_shows_the_fix(
+def test_the_error_about_a_column_that_cannot_be_written_shows_the_fix(
     ddl: str, message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
@@ -114,21 +114,21 @@ def test_a_column_that_cannot_be_written_is_an_error_that_shows_the_fix(
         assert "to_json(struct(*)) AS value" in str(caught.value)
 
 
-def test_small_rows_make_one_block_of_the_format_s_bytes() -> None:
+def test_small_rows_become_one_block_in_the_v1_format() -> None:
     (block,) = blocks(builder(), rows([b"a", b""]), rows([b"bc"]))
     assert b"".join(block.pieces) == b"\x01\0\0\0a" + b"\0\0\0\0" + b"\x02\0\0\0bc"
     assert block.records == 3
     assert block.metadata == (Metadata(0, 0, b""),)
 
 
-def test_a_record_larger_than_the_limit_is_refused_with_its_row() -> None:
+def test_the_error_about_a_record_above_the_limit_names_its_row() -> None:
     made = builder(target=20, limit=50)
     assert len(blocks(made, rows([b"x" * 46]))) == 1
     with pytest.raises(InvalidInput, match="47 bytes in row 3 of task 3"):
         blocks(made, rows([b"a", b"b", b"x" * 47]))
 
 
-def test_a_null_is_refused_with_its_row() -> None:
+def test_the_error_about_a_null_names_its_row() -> None:
     made = builder()
     blocks(made, rows([b"a", b"b"]))
     with pytest.raises(
@@ -157,10 +157,10 @@ def test_f35_metadata_that_changes_with_every_row_is_refused() -> None:
     ),
     target=st.integers(1, 100),
 )
-def test_every_row_comes_out_once_in_order_with_its_metadata(
+def test_every_row_is_written_once_in_order_with_its_metadata(
     data: list[list[tuple[bytes, bytes]]], target: int
 ) -> None:
-    # A slice begins within its arrays.
+    # A slice starts within its arrays.
     batches = [
         rows([b"cut off", *(v for v, _ in part)], [b"z", *(m for _, m in part)]).slice(1)
         for part in data
@@ -183,7 +183,7 @@ def test_every_row_comes_out_once_in_order_with_its_metadata(
     assert out == [row for part in data for row in part]
 
 
-def test_key_and_partition_are_found_and_are_a_topic_s() -> None:
+def test_key_and_partition_columns_are_found_and_allowed_only_for_a_topic() -> None:
     columns = check_schema(schema("key binary, Value string, partition string"))
     assert columns == Columns(1, None, key=0, partition=2)
     with pytest.raises(InvalidInput, match="column 'key' cannot be written to a single queue"):
@@ -216,7 +216,7 @@ def values_by_partition(found: dict[str, pa.RecordBatch]) -> dict[str, list[str]
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
 @pytest.mark.parametrize("partitioner", ["modulo", "rendezvous"])
-def test_rows_go_where_the_partitioner_says_and_keep_their_order(
+def test_rows_go_to_the_partition_of_the_partitioner_and_keep_their_order(
     partitioner: str, kind: Any
 ) -> None:
     keys = [str(number % 17) for number in range(200)]
@@ -232,7 +232,7 @@ def test_rows_go_where_the_partitioner_says_and_keep_their_order(
     assert len(wanted) > 1
 
 
-def test_the_column_partition_chooses() -> None:
+def test_the_partition_column_chooses_the_partition() -> None:
     given = routed_rows(["a", "b", "c"], ["p-00005", "p-00000", "p-00005"])
     found = values_by_partition(router(CHOSEN, None).split(given))
     assert found == {"p-00005": ["a", "c"], "p-00000": ["b"]}
@@ -247,7 +247,7 @@ def test_the_column_partition_chooses() -> None:
         (None, "null"),
     ],
 )
-def test_a_partition_that_cannot_be_written_is_named_with_its_row(
+def test_the_error_about_a_partition_that_cannot_be_written_names_its_row(
     name: str | None, why: str
 ) -> None:
     routes = router(CHOSEN, None)
@@ -258,7 +258,7 @@ def test_a_partition_that_cannot_be_written_is_named_with_its_row(
     assert "p-00000, p-00002, ..., p-00005" in str(refused.value)
 
 
-def test_a_key_that_is_null_is_named_with_its_row() -> None:
+def test_the_error_about_a_null_key_names_its_row() -> None:
     routes = router()
     routes.split(routed_rows(["a"] * 10, ["k"] * 10))
     with pytest.raises(
@@ -267,7 +267,7 @@ def test_a_key_that_is_null_is_named_with_its_row() -> None:
         routes.split(routed_rows(["a", "b", "c"], ["k", "k", None]))
 
 
-def test_small_batches_are_gathered_and_large_ones_are_not() -> None:
+def test_small_batches_are_merged_and_large_ones_are_not() -> None:
     small = [routed_rows([f"{number}/{row}" for row in range(100)]) for number in range(50)]
     large = routed_rows(["x" * COALESCED_BYTES])
     found = list(coalesced([*small, large, small[0]]))

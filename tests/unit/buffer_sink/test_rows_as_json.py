@@ -31,7 +31,7 @@ def schema(**columns: object) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])  # type: ignore[arg-type]
 
 
-def test_all_columns_are_fields_but_the_buffers_own() -> None:
+def test_all_columns_except_the_reserved_ones_become_fields() -> None:
     fields, rest = Fields.of(
         schema(id=IntegerType(), _Metadata=StringType(), value=StringType(), _key=BinaryType())
     )
@@ -62,7 +62,7 @@ def test_kafkas_tombstones_come_back_as_null_and_bytes_as_they_were() -> None:
     assert Decoder(kept.schema, ValueOptions()).decode(records).arrays == kept.columns
 
 
-def test_no_column_left_two_of_one_name_and_types_without_json_are_refused() -> None:
+def test_rows_without_fields_duplicate_names_and_types_without_json_are_refused() -> None:
     with pytest.raises(InvalidInput, match="no column to write"):
         Fields.of(schema(_metadata=StringType()))
     twice = StructType([StructField("a", StringType()), StructField("a", IntegerType())])
@@ -73,7 +73,7 @@ def test_no_column_left_two_of_one_name_and_types_without_json_are_refused() -> 
             Fields.of(schema(id=IntegerType(), x=kind))
 
 
-def test_a_variant_is_refused_wherever_it_is_and_a_field_of_that_name_is_not() -> None:
+def test_a_variant_is_refused_at_any_depth_but_a_field_of_that_name_is_not() -> None:
     named = StructType([StructField("product_variant", StringType())])
     fields, _ = Fields.of(schema(s=named, l=ArrayType(named)))
     rows = pa.record_batch({"s": [{"product_variant": "x"}], "l": [[]]})
@@ -97,17 +97,17 @@ def written(columns: dict[str, pa.Array]) -> pa.Array:
     return fields.encode(pa.record_batch(columns))["value"]
 
 
-def test_fields_come_in_order_and_a_null_leaves_its_field_out() -> None:
+def test_fields_are_in_order_and_null_fields_are_left_out() -> None:
     assert encoded(a=[1, None], b=["x", None], c=[True, False]) == [
         '{"a":1,"b":"x","c":true}',
         '{"c":false}',
     ]
     assert encoded(a=[1, 2], b=["x", None]) == ['{"a":1,"b":"x"}', '{"a":2}']
-    assert encoded(a=[None, 1], b=[None, None]) == ["{}", '{"a":1}'], "all may be null"
+    assert encoded(a=[None, 1], b=[None, None]) == ["{}", '{"a":1}'], "all fields may be null"
     assert encoded(a=pa.array([], pa.int32())) == []
 
 
-def test_text_is_escaped_and_otherwise_as_it_is() -> None:
+def test_text_is_written_unchanged_except_for_escapes() -> None:
     assert encoded(t=['a"b', "\\", "\n\t\x01\x1f", "é☃😀/\x7f", ""]) == [
         '{"t":"a\\"b"}',
         '{"t":"\\\\"}',
@@ -115,10 +115,10 @@ def test_text_is_escaped_and_otherwise_as_it_is() -> None:
         '{"t":"é☃😀/\x7f"}',
         '{"t":""}',
     ]
-    assert encoded(**{'q"\n': [1]}) == ['{"q\\"\\n":1}'], "names, too"
+    assert encoded(**{'q"\n': [1]}) == ['{"q\\"\\n":1}'], "field names are escaped too"
 
 
-def test_numbers() -> None:
+def test_numbers_are_written_exactly() -> None:
     assert encoded(d=[1.0, -0.5, 1e20, 1e-7, None]) == [
         '{"d":1.0}',
         '{"d":-0.5}',
@@ -137,20 +137,20 @@ def test_numbers() -> None:
     assert encoded(n=[Decimal("1.50"), None]) == ['{"n":1.50}', "{}"]
 
 
-def test_dates_times_and_bytes() -> None:
+def test_dates_and_times_are_written_as_iso_8601_and_bytes_as_base64() -> None:
     moment = datetime(2024, 1, 2, 3, 4, 5, 678, UTC)
     berlin = pa.array([moment], pa.timestamp("us", "Europe/Berlin"))
     assert encoded(t=berlin) == ['{"t":"2024-01-02T03:04:05.000678Z"}']
     local = pa.array([datetime(2024, 1, 2, 3, 4, 5)], pa.timestamp("us"))
     assert encoded(t=local) == ['{"t":"2024-01-02T03:04:05.000000"}']
     far = pa.array([253_402_300_800_000_000, 0], pa.timestamp("us", "UTC"))
-    assert encoded(t=far)[1] == '{"t":"1970-01-01T00:00:00.000000Z"}', "beside the year 10000"
+    assert encoded(t=far)[1] == '{"t":"1970-01-01T00:00:00.000000Z"}', "next to the year 10000"
     assert encoded(d=[date(2024, 1, 2)]) == ['{"d":"2024-01-02"}']
     assert encoded(t=[time(3, 4, 5)]) == ['{"t":"03:04:05.000000"}']
     assert encoded(b=[b"\x00\xff", None]) == ['{"b":"AP8="}', "{}"]
 
 
-def test_keys_of_any_type_become_names_that_json_takes() -> None:
+def test_map_keys_of_any_type_become_json_names() -> None:
     moment = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
     for kind, key, name in (
         (pa.struct({"a": pa.int32()}), {"a": 1}, '{"a":1}'),
@@ -176,7 +176,7 @@ def test_a_string_that_is_not_utf8_has_replacement_characters() -> None:
     assert encoded(s=texts.slice(3)) == ['{"s":"c"}', '{"s":"\ufffd\ufffd\ufffd"}']
 
 
-def test_what_a_sink_wrote_is_read_back_by_the_source_as_it_was() -> None:
+def test_the_source_reads_the_values_that_the_sink_wrote() -> None:
     moment = datetime(2024, 2, 29, 23, 59, 59, 123_456, UTC)
     columns: dict[str, pa.Array] = {
         "number": pa.array([1, None, -3], pa.int32()),

@@ -1,4 +1,4 @@
-"""Spark's writers, the plan they share, and what a process remembers."""
+"""Spark's writers, the plan that they share, and the state of a process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROPERTIES = {"sql.streaming.queryId": "query-1", "streaming.sql.batchId": "7"}
 
 
 def pickled(sent: Any) -> Any:
-    """As Spark sends a writer from the driver to a task."""
+    """Pickle and unpickle a writer, as Spark does between the driver and a task."""
     return pickle.loads(pickle.dumps(sent))
 
 
@@ -62,7 +62,7 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def queued_in(root: Path, name: str = "ingest") -> list[tuple[str, list[bytes]]]:
-    """The queue's entries in order: location and records."""
+    """Return the location and the records of each entry, in order."""
     manifest = Manifest.parse((root / name / "manifest").read_bytes())
     return [
         (each.location, decode_batch((root / each.location).read_bytes()))
@@ -70,7 +70,7 @@ def queued_in(root: Path, name: str = "ingest") -> list[tuple[str, list[bytes]]]
     ]
 
 
-def test_a_write_is_visible_after_its_commit_only_and_once(tmp_path: Path) -> None:
+def test_a_write_becomes_visible_once_and_only_after_its_commit(tmp_path: Path) -> None:
     made = pickled(plan(tmp_path))
     message = made.upload(iter([rows("a", "b")]), Transaction("q", 0))
     assert message.task.planned == made.made
@@ -105,7 +105,7 @@ def test_a_queue_deleted_on_purpose_fails_one_commit_and_not_the_next(tmp_path: 
     assert (tmp_path / "ingest" / "manifest").exists()
 
 
-def test_a_store_with_a_queue_is_not_asked_for_a_topic_at_each_write(
+def test_a_writer_does_not_look_for_a_topic_again_at_each_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -127,7 +127,7 @@ def test_a_store_with_a_queue_is_not_asked_for_a_topic_at_each_write(
         (made_stream, {"txnappid": "mine"}, Transaction("mine", 7)),
     ],
 )
-def test_the_identity_of_a_write_is_from_its_options_or_its_query(
+def test_the_identity_of_a_write_comes_from_its_options_or_its_query(
     tmp_path: Path, made: Any, options: dict[str, str], identity: Transaction | None
 ) -> None:
     message = made(tmp_path, **options).write(iter([rows("a")]))
@@ -142,7 +142,7 @@ def test_the_identity_of_a_write_is_from_its_options_or_its_query(
         ({"sql.streaming.queryId": "q"}, {"txnappid": "mine"}, "streaming.sql.batchId"),
     ],
 )
-def test_a_task_without_a_query_names_the_property_that_it_misses(
+def test_the_error_of_a_task_without_a_query_names_the_missing_property(
     known: dict[str, str],
     options: dict[str, str],
     missing: str,
@@ -156,17 +156,15 @@ def test_a_task_without_a_query_names_the_property_that_it_misses(
 
 @pytest.mark.usefixtures("in_a_task")
 @pytest.mark.parametrize(("made", "batch"), [(made_batch, ()), (made_stream, (7,))])
-def test_write_and_commit_but_abort_deletes_nothing(
-    tmp_path: Path, made: Any, batch: tuple[int, ...]
-) -> None:
+def test_abort_deletes_no_upload(tmp_path: Path, made: Any, batch: tuple[int, ...]) -> None:
     message = made(tmp_path).write(iter([rows("a")]))
     made(tmp_path).commit([message], *batch)
-    # Spark aborts when the answer to a commit was lost; the uploads are in the queue.
+    # Spark also aborts when the answer to a commit was lost and the uploads are in the queue.
     made(tmp_path).abort([message, None], *batch)
     assert [records for _, records in queued_in(tmp_path)] == [[b"a"]]
 
 
-def test_commit_of_another_batch_than_the_tasks_wrote(tmp_path: Path) -> None:
+def test_a_commit_of_another_batch_than_the_tasks_wrote_is_refused(tmp_path: Path) -> None:
     upload = UploadedBatch("ingest/x.batch", 1, ())
     message = TaskUploads(WriteTask(0, Moment(0, 0.0), Transaction("q", 7)), (upload,))
     with pytest.raises(InvalidInput, match="wrote batch 7 and Spark commits batch 8"):
@@ -181,7 +179,7 @@ def test_commit_of_another_batch_than_the_tasks_wrote(tmp_path: Path) -> None:
         (stream_writer, "DataSourceStreamArrowWriter", r"foreach_batch_writer\(path, txn_app_id"),
     ],
 )
-def test_where_spark_has_no_arrow_writer_the_error_names_what_writes_there(
+def test_the_error_without_an_arrow_writer_in_spark_names_the_alternative(
     make: Callable[..., object], lacks: str, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(datasource, lacks)
@@ -196,7 +194,7 @@ def test_where_spark_has_no_arrow_writer_the_error_names_what_writes_there(
         (stream_writer, r"complete.*outputMode\('append'\)"),
     ],
 )
-def test_a_mode_that_replaces_is_refused(tmp_path: Path, make: Any, message: str) -> None:
+def test_overwrite_mode_is_refused(tmp_path: Path, make: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make({"path": str(tmp_path)}, SCHEMA, True)
 
@@ -205,7 +203,7 @@ def test_a_mode_that_replaces_is_refused(tmp_path: Path, make: Any, message: str
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_a_topic_is_found_on_the_way_to_the_tasks_and_the_commit_reads_it_no_more(
+def test_a_topic_is_read_before_the_tasks_and_not_again_by_the_commit(
     tmp_path: Path,
 ) -> None:
     options = {"path": str(tmp_path), "partitioner": "rendezvous"}
@@ -214,7 +212,7 @@ def test_a_topic_is_found_on_the_way_to_the_tasks_and_the_commit_reads_it_no_mor
     sent = [pickled(writer) for _ in range(2)]
     values = [f"{letter}{number}" for letter in "abcdefgh" for number in range(3)]
     messages = [each.write(iter([keyed(*values)])) for each in sent]
-    assert messages[0].task == messages[1].task, "pickled twice, and one attempt"
+    assert messages[0].task == messages[1].task, "two pickled copies make one attempt"
     stream_writer(options, KEYED, False).commit(messages[:1], 7)
     found = [
         [

@@ -1,4 +1,4 @@
-"""Writes to a queue that another client keeps in a layout of its own."""
+"""Writes to a queue that another client keeps in its own layout."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ QUEUE = {"dataPathPrefix": DATA, "manifestPath": MANIFEST}
 
 
 def files(root: Path) -> list[str]:
-    """The objects of a store in this directory."""
+    """Return the objects of the store in this directory."""
     return [found.key for found in open_store(str(root)).list("").objects]
 
 
 @pytest.mark.parametrize("made", [made_batch, made_stream])
-def test_f51_a_write_over_an_exporter_s_batches_is_refused_before_it_uploads(
+def test_f51_a_write_over_the_batches_of_an_exporter_is_refused_before_its_first_upload(
     tmp_path: Path, made: Any
 ) -> None:
     batches = export(open_store(str(tmp_path)), b"a", b"b", b"c")

@@ -1,4 +1,4 @@
-"""A task's rows as uploads: divided, named, sealed, stored in bounded memory; small ones joined."""
+"""A task's rows become uploads: split, named, stored in bounded memory, and joined if small."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def stored_data(store: MemoryStore, upload: Batch) -> bytes:
     return bytes(blob.data)
 
 
-def test_uploads_lie_below_the_transaction_and_are_reported_in_order() -> None:
+def test_uploads_are_stored_below_the_transaction_and_reported_in_order() -> None:
     store = MemoryStore()
     values = [bytes([number]) * 10 for number in range(50)]
     commit = write(
@@ -110,7 +110,7 @@ def test_uploads_lie_below_the_transaction_and_are_reported_in_order() -> None:
 
 
 @pytest.mark.parametrize("hours", [0, 6, 24])
-def test_f5_names_are_ahead_of_time_by_the_longest_time_a_write_may_take(hours: int) -> None:
+def test_f5_names_are_ahead_by_the_longest_time_that_a_write_may_take(hours: int) -> None:
     options = {"transaction": None, "max_write_duration_ms": hours * 3_600_000}
     (upload,) = write(MemoryStore(), batch(b"a"), **options).uploads
     assert name_of(upload.location).txn is None
@@ -124,7 +124,7 @@ def test_a_task_without_rows_uploads_nothing() -> None:
     assert store.list("").objects == ()
 
 
-def test_of_a_task_that_stored_a_batch_nothing_is_gathered() -> None:
+def test_a_task_that_stored_a_batch_returns_no_small_batches() -> None:
     commit = write(
         MemoryStore(), batch(b"a" * 20), batch(b"b"), gather_bytes=25, target_batch_bytes=25
     )
@@ -132,7 +132,7 @@ def test_of_a_task_that_stored_a_batch_nothing_is_gathered() -> None:
 
 
 class Failing(MemoryStore):
-    """Answers the first uploads with an error."""
+    """Fails the first uploads with an error."""
 
     def __init__(self, error: Exception, times: int = 1_000) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Failing(MemoryStore):
         super().put(key, data)
 
 
-def test_f14_an_upload_outlasts_a_store_that_is_busy() -> None:
+def test_f14_an_upload_is_retried_while_the_store_is_busy() -> None:
     store = Failing(TransientStorageError("SlowDown"), times=7)
     (upload,) = write(store, batch(b"a")).uploads
     assert decode_batch(stored_data(store, upload)) == [b"a"]
@@ -156,7 +156,7 @@ def test_f14_an_upload_outlasts_a_store_that_is_busy() -> None:
 @pytest.mark.parametrize(
     "error", [TransientStorageError("no answer"), PermanentStorageError("no space left")]
 )
-def test_an_upload_that_fails_for_good_or_until_the_deadline_fails_the_task(
+def test_an_upload_that_fails_permanently_or_until_the_deadline_fails_the_task(
     error: Exception,
 ) -> None:
     with pytest.raises(type(error), match=str(error)):
@@ -181,7 +181,7 @@ def test_a_bad_row_fails_the_task_and_leaves_no_thread() -> None:
     bad = pa.record_batch([pa.array([b"a", None], pa.binary())], names=["value"])
     with pytest.raises(InvalidInput, match="row 2 of task 2"):
         write(MemoryStore(), batch(b"a"), bad, target_batch_bytes=5)
-    # Of other threads of this process any may end meanwhile.
+    # Other threads of this process may end meanwhile.
     assert "buffer-sink-upload" not in {each.name for each in threading.enumerate()}
 
 
@@ -211,8 +211,8 @@ def test_memory_is_bounded_by_the_uploads_in_flight() -> None:
         nonlocal taken
         for _ in range(30):
             taken += 1
-            # Written, in upload, waiting, blocked in submit and being filled: no more batches
-            # than these have been asked of Spark.
+            # Spark has been asked only for the batch that is written and for those that are in
+            # upload, waiting, blocked in submit, or being filled.
             assert taken <= len(store.list("").objects) + 3 + 1 + 1 + 1
             yield batch(b"x" * 10)
 
@@ -224,7 +224,7 @@ def test_memory_is_bounded_by_the_uploads_in_flight() -> None:
 # A topic.
 
 
-def test_the_batches_of_each_partition_are_messages_with_rising_clocks() -> None:
+def test_the_batches_of_each_partition_are_messages_with_increasing_clocks() -> None:
     store = MemoryStore()
     given = [to(f"p-0000{number % 3}", bytes([number]) * 10) for number in range(30)]
     read: dict[str | None, list[bytes]] = {}
@@ -242,7 +242,9 @@ def test_the_batches_of_each_partition_are_messages_with_rising_clocks() -> None
         assert read[name] == [bytes([number]) * 10 for number in range(partition, 30, 3)]
 
 
-def test_rows_for_many_partitions_do_not_add_up_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_number_of_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     names = tuple(f"p-{number:05}" for number in range(100))
     open_bytes = []
     flush_largest = TaskWriter._flush_largest
@@ -259,7 +261,7 @@ def test_rows_for_many_partitions_do_not_add_up_in_memory(monkeypatch: pytest.Mo
     assert 0 < max(open_bytes) <= OPEN_BLOCKS * 1_000
 
 
-def test_a_value_that_cannot_be_written_to_a_partition_is_named() -> None:
+def test_the_error_about_a_value_that_cannot_be_written_names_it() -> None:
     large = to("p-00001", b"x" * 100)
     with pytest.raises(InvalidInput, match="of the rows of task 2 for partition p-00001"):
         write(MemoryStore(), large, topic=TOPIC, target_batch_bytes=20, max_batch_bytes=50)
@@ -282,7 +284,7 @@ def uploaded(name: str, partition: str | None = None) -> UploadedBatch:
 def stored(
     *batches: Batch, topic: TopicWrite | None = None, target: int = 1_000
 ) -> list[tuple[str, list[bytes]]]:
-    """Location and records of what comes out; of what was uploaded before, no records."""
+    """Return location and records of each batch, without records if a task uploaded it."""
     store = MemoryStore()
     uploads = BatchUploads(
         SinkOptions(queue=QUEUE),
@@ -299,18 +301,18 @@ def stored(
     return found
 
 
-def test_neighbours_are_joined_and_what_a_task_uploaded_stays_between_them() -> None:
+def test_neighbours_are_joined_but_not_across_the_upload_of_a_task() -> None:
     found = stored(small(b"a"), small(b"b", b"c"), uploaded("x"), small(b"d"))
     assert [records for _, records in found] == [[b"a", b"b", b"c"], [], [b"d"]]
     assert name_of(found[0][0]).txn == TXN
 
 
-def test_a_joined_batch_is_no_larger_than_any_other() -> None:
+def test_a_joined_batch_respects_the_size_limit() -> None:
     found = stored(*(small(bytes([n]) * 6) for n in range(5)), target=20)
     assert [len(records) for _, records in found] == [2, 2, 1]
 
 
-def test_each_partition_of_a_topic_has_its_own_and_clocks_rise_in_each() -> None:
+def test_small_batches_are_joined_per_partition_with_increasing_clocks() -> None:
     found = stored(
         small(b"a", partition="p-00000", clock=10),
         small(b"b", partition="p-00001", clock=11),
@@ -329,7 +331,7 @@ def test_each_partition_of_a_topic_has_its_own_and_clocks_rise_in_each() -> None
     assert clocks == {b"a": 10, b"b": 11, b"d": 40}
 
 
-def test_metadata_begins_where_its_records_begin_and_times_never_fall() -> None:
+def test_metadata_starts_at_its_first_record_and_times_never_decrease() -> None:
     block = join_blocks(
         [
             small(b"a", b"b", metadata=b"x", at=9),
@@ -341,7 +343,7 @@ def test_metadata_begins_where_its_records_begin_and_times_never_fall() -> None:
     assert block.metadata == (Metadata(0, 9, b"x"), Metadata(3, 9, b"y"))
 
 
-# What tasks answer, and the group that the driver makes of it.
+# The messages of tasks, and the group that the driver builds from them.
 
 
 EARLY, LATE = Moment(1_000, 10.0), Moment(2_000, 11.0)
@@ -362,7 +364,7 @@ def collect(messages: list[TaskUploads | None]) -> Group | None:
     return collect_and_store(messages, never)
 
 
-def test_uploads_are_ordered_by_task_and_then_as_written() -> None:
+def test_uploads_are_ordered_by_task_and_then_by_write_order() -> None:
     group = collect(
         [message(2, upload("c")), None, message(0, upload("a"), upload("b")), message(1)]
     )
@@ -383,7 +385,7 @@ def test_messages_of_two_writes_are_refused() -> None:
         collect([message(0, upload("a")), other])
 
 
-def test_the_oldest_plan_counts() -> None:
+def test_the_oldest_plan_of_the_tasks_applies() -> None:
     late = TaskUploads(WriteTask(0, LATE, TXN), (upload("a"),))
     group = collect([late, message(1, upload("b"))])
     assert group is not None
@@ -398,19 +400,19 @@ def planned_write() -> TopicWrite:
     return TopicWrite.planned(description, ManualRuntime())
 
 
-def test_a_write_goes_to_the_active_partitions_and_knows_the_others() -> None:
+def test_a_write_is_planned_for_the_active_partitions_and_lists_the_others() -> None:
     made = pickle.loads(pickle.dumps(planned_write()))
     assert made.active == ("p-00000-04pn", "p-00002-0bvb")
     assert set(made.names) == {"p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"}
 
 
-def test_tasks_of_one_number_cannot_write_to_a_topic() -> None:
+def test_two_tasks_with_the_same_number_cannot_write_to_a_topic() -> None:
     task = WriteTask(0, EARLY, TXN, topic=planned_write())
     with pytest.raises(InvalidInput, match="several tasks of one write carry the number 0"):
         collect([TaskUploads(task, (upload("a"),)), TaskUploads(task, (upload("b"),))])
 
 
-def test_each_attempt_has_a_producer_and_an_app_of_its_own() -> None:
+def test_each_attempt_has_its_own_producer_and_app() -> None:
     runtime = ManualRuntime()
     description = TopicDescription.new(ULID, 1)
     made = [TopicWrite.planned(description, runtime) for _ in range(50)]
@@ -421,7 +423,7 @@ def test_each_attempt_has_a_producer_and_an_app_of_its_own() -> None:
     assert made[0].transaction(Transaction("q", 7)) == Transaction("q", 7)
 
 
-def test_clocks_rise_in_the_order_in_which_a_partition_gets_the_batches() -> None:
+def test_clocks_increase_in_the_order_in_which_a_partition_gets_the_batches() -> None:
     made = planned_write()
     clocks = [made.clock(task, index) for task in (0, 1, 2**31 - 1) for index in (0, 1, 5_000)]
     assert clocks == sorted(set(clocks))
