@@ -18,6 +18,7 @@ from opendata_buffer.errors import StorageError
 from opendata_buffer.formats.batch import name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue import log_index
+from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex, index_key
 from opendata_buffer.queue.log_parts import end_of_part
 from opendata_buffer.stores.base import Blob
@@ -33,7 +34,8 @@ class Left:
     indexes: dict[str, LogIndex]
     """The index of each log, by data prefix."""
     oldest_ms: dict[str, int]
-    """Time in the name of the oldest queued batch, in milliseconds, by data prefix."""
+    """Time in the name of the oldest batch that a manifest or a segment of a log keeps, in
+    milliseconds, by data prefix."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ KINDS = (
     Kind("queued", "a repeat or a marker at the end of a queue, or the last micro-batch of an idle "
          "query, waits for the next batch",
          lambda key, left: key in left.queued),
-    Kind("newer than the oldest queued batch", "the collector deletes it when that one is read "
+    Kind("newer than the oldest kept batch", "the collector deletes it when that one is read "
          "(OpenData RFC 0001)", _is_held_back),
 )  # fmt: skip
 
@@ -129,7 +131,13 @@ def look(deployment: Deployment) -> tuple[Counter[str], list[str]]:
                     times = [name_time_ms(location) or 0 for location in locations]
                     oldest_ms[config.data_path_prefix] = min(times)
             else:
-                indexes[config.data_path_prefix] = LogIndex.from_json(blob.data)
+                index = LogIndex.from_json(blob.data)
+                indexes[config.data_path_prefix] = index
+                log = Log(deployment.memory, config, deployment.director)
+                kept_ms = log.segments.oldest_name_ms(index)
+                if kept_ms is not None:
+                    prefix = config.data_path_prefix
+                    oldest_ms[prefix] = min(kept_ms, oldest_ms.get(prefix, kept_ms))
     left = Left(frozenset(queued), indexes, oldest_ms)
     counts, orphans = Counter[str](), []
     for info in deployment.memory.list("").objects:

@@ -40,6 +40,7 @@ from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import (
     BatchMissing,
+    BatchUnreadable,
     ClaimLost,
     DataLoss,
     Drained,
@@ -671,13 +672,23 @@ class SparkReader(Reader):
         handle = FetchHandle.of(config, store=node.store, runtime=node.runtime)
         try:
             return list(self.deployment.patiently(node, lambda: handle.fetch(entry)).entries)
-        except BatchMissing as error:
+        except (BatchMissing, BatchUnreadable) as error:
+            # A task does the same with failOnDataLoss=false and corruptBatches=quarantine.
             if not self._accepts_loss:
                 raise
-            # A task does the same with failOnDataLoss=false: it logs the error.
             self.deployment.log(f"{node.name}: {error}")
             records = self.deployment.oracle.batches.get(entry.location, [])
             self.deployment.oracle.name_records(self.view, records)
+            if isinstance(error, BatchUnreadable):
+                copy = partial(
+                    quarantine,
+                    node.store,
+                    config.data_path_prefix,
+                    entry,
+                    error,
+                    runtime=node.runtime,
+                )
+                self.deployment.patiently(node, copy)
             return None
 
 
@@ -726,12 +737,12 @@ class V1Client:
         manifest, version = self.read()
         count = through + 1 - manifest.first_sequence
         if manifest.epoch != self.epoch or not 0 < count <= manifest.entry_count:
-            return None
+            return []
         entries = manifest.entries(limit=count)
         after = manifest.drop_through(through)
         outcome = self.node.store.put_if(self.config.manifest_path, after.raw, version)
         if not isinstance(outcome, outcomes.Applied | outcomes.Unknown):
-            return None
+            return []
         return [(entry.sequence, entry.location) for entry in entries]
 
     def collect(self) -> int:
