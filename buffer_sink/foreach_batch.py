@@ -38,7 +38,7 @@ class ForeachBatchWriter:
 
 @checked
 def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> ForeachBatchWriter:
-    """Return a function that writes each micro-batch into a buffer, exactly once.
+    """Make a function that writes each micro-batch into a buffer, exactly once.
 
     Use it as the function of ``foreachBatch``, or call it in your own function next to other
     writes::
@@ -57,16 +57,16 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
 
     Args:
         store: The store's URL, as in ``save()``.
-        txn_app_id: The name of the stream of batches: letters, digits, ``.``, ``_``, ``-``. Use a
-            different id for each call in one function, and for each query: a second write with the
-            same id and batch is taken for a repeat and skipped. A write of another query with the
-            same id is refused. This also applies to a query whose checkpoint was deleted: it counts
-            its batches from 0 again, and needs a new id.
+        txn_app_id: The name of the stream of batches: 1 to 200 letters, digits, ``.``, ``_``,
+            ``-``. Use a different id for each call in one function, and for each query: a second
+            write with the same id and batch is taken for a repeat and skipped. A write of another
+            query with the same id is refused. This also applies to a query whose checkpoint was
+            deleted: it counts its batches from 0 again, and needs a new id.
         **options: Options of the batch sink, in snake case or as Spark writes them:
             ``data_path_prefix``, ``compression``, ...
 
     Returns:
-        The function.
+        A function of a DataFrame and the id of its micro-batch. It can be pickled.
 
     Raises:
         InvalidInput: An option is unknown or cannot be used.

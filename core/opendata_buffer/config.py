@@ -201,6 +201,8 @@ class StoreOptions:
     (``service_credential``, ``role_arn``, ``profile``), only the name is sent, and each process
     renews the credentials of that name in time.
 
+    All numbers are at least 1, and times are at most 10^12 milliseconds.
+
     Attributes:
         endpoint_url: An endpoint other than the cloud's own. Default: ``AWS_ENDPOINT_URL``,
             ``STORAGE_EMULATOR_HOST``, or the endpoint in ``AZURE_STORAGE_CONNECTION_STRING``.
@@ -340,6 +342,9 @@ _INSTEAD = {
 class QueueConfig:
     """The place of a queue, and how its manifest is written.
 
+    The numbers of all settings are at least 1, unless their description names another bound. Times
+    are at most 10^12 milliseconds.
+
     Attributes:
         store: A URL: a path or ``file:///dir``, ``s3://bucket[/root]``, ``gs://bucket[/root]``,
             ``abfss://container@account.dfs.core.windows.net[/root]``, ``az://container[/root]``,
@@ -442,7 +447,17 @@ class QueueConfig:
         return Retries(runtime, **fields | changes)
 
     def with_timeout(self, timeout_ms: int) -> Self:
-        """Return the same settings with another maximum time for one operation, in milliseconds."""
+        """Return the same settings with another maximum time for one operation.
+
+        Args:
+            timeout_ms: Milliseconds, at least 1.
+
+        Returns:
+            The changed settings.
+
+        Raises:
+            InvalidInput: The time is out of bounds.
+        """
         return replace(self, store_options=replace(self.store_options, timeout_ms=timeout_ms))
 
 
@@ -459,6 +474,15 @@ def _check_broker(value: str) -> None:
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig(QueueConfig):
     """Settings of a producer (OpenData RFC 0001, Producer).
+
+    All numbers are at least 1::
+
+        config = ProducerConfig(
+            store="s3://bucket/orders",
+            flush_interval_ms=50,
+            compression="zstd",
+            store_options=StoreOptions(timeout_ms=30_000),
+        )
 
     Attributes:
         flush_interval_ms: Maximum age of a batch before it is flushed, in milliseconds. Default
@@ -516,12 +540,12 @@ class GarbageCollectorConfig:
 
     Attributes:
         enabled: Whether a consumer runs the collector. Default true.
-        interval_ms: Time between cycles, in milliseconds. Default: half of the queue's grace
-            period.
-        grace_period_ms: The grace period in milliseconds of a queue that this consumer creates, or
-            that has none on record. All programs use the one on record, in the queue's owner
-            marker; ``opendata-buffer gc --grace-period-ms`` changes it. Default: 600,000 for a new
-            queue.
+        interval_ms: Time between cycles, in milliseconds, at least 1. Default: half of the queue's
+            grace period.
+        grace_period_ms: The grace period in milliseconds, at least 1, of a queue that this consumer
+            creates, or that has none on record. All programs use the one on record, in the queue's
+            owner marker; ``opendata-buffer gc --grace-period-ms`` changes it. Default: 600,000 for
+            a new queue.
 
     Raises:
         InvalidInput: A number is less than 1, or a setting has another type.
@@ -540,15 +564,19 @@ class GarbageCollectorConfig:
 class ConsumerConfig(QueueConfig):
     """Settings of a consumer (OpenData RFC 0001, Consumer).
 
+    ::
+
+        config = ConsumerConfig(store="s3://bucket/orders", reader="billing", ack_interval=1)
+
     Attributes:
         gc: The garbage collector that runs next to the consumer. False turns it off, and true means
             the default settings.
-        ack_interval: Number of serial acknowledgements per manifest write. Default 100.
+        ack_interval: Number of serial acknowledgements per manifest write, at least 1. Default 100.
         create_if_missing: Create the queue if it does not exist, for a consumer that starts before
             the first producer. Default false: a mistyped path is an error.
         reader: The name to read a log by (``opendata-buffer readers enable``). Each name has a
-            position of its own and reads everything. Default: no name, for the only consumer of a
-            queue.
+            position of its own and reads everything. 1 to 100 letters, digits, ``.``, ``_`` and
+            ``-``. Default: no name, for the only consumer of a queue.
 
     Raises:
         InvalidInput: A setting cannot be used, as for :class:`QueueConfig`; or the reader's name is
@@ -576,13 +604,13 @@ class WorkerConfig(ConsumerConfig):
     Attributes:
         broker: ``host`` (default): this process serves as the broker unless another one does;
             ``auto``: it never does, and waits for a broker.
-        claim_timeout_ms: If a worker sends no heartbeat for this time, in milliseconds, its batch
-            is handed to another worker. A worker sends four heartbeats in this time on its own.
-            Default 60,000.
+        claim_timeout_ms: If a worker sends no heartbeat for this time, in milliseconds and at least
+            1, its batch is handed to another worker. A worker sends four heartbeats in this time on
+            its own. Default 60,000.
         max_deliveries: A batch that was handed out this often and is not finished goes to the
             quarantine. 0 means without limit. Default 5.
-        name: The worker's name in ``status`` and in logs. Default: host, process and some random
-            characters.
+        name: The worker's name in ``status`` and in logs, at most 256 characters. Default: host,
+            process and some random characters.
 
     Raises:
         InvalidInput: A setting cannot be used, as for :class:`ConsumerConfig`; or the broker is

@@ -289,6 +289,12 @@ class GcReport:
 class GarbageCollector:
     """Deletes batches that were consumed and batches that were never appended.
 
+    A consumer runs one itself, unless ``gc`` is off in its configuration. To run one alone::
+
+        config = ConsumerConfig(store="s3://bucket/orders")
+        collector = GarbageCollector(open_store(config.store), config)
+        print(collector.run_once(dry_run=True).plan.delete_bytes)
+
     Args:
         store: The store of the queue.
         config: Prefix, manifest and, in ``config.gc``, the interval. The grace period is the

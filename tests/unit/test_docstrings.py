@@ -1,25 +1,28 @@
 """The section ``Raises`` of a docstring names the errors that its function raises itself.
 
 pydoclint checks arguments and results. It cannot check errors: many are made by a function that
-returns the error, and most sections also name errors that a called function raises.
+returns the error, and most sections also name errors that a called function raises. It passes a
+docstring without any section, which is not enough for a function that the site documents.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import re
 import typing
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from inspect import isfunction
 from typing import Any, NamedTuple
 
 import pytest
 
 from opendata_buffer.errors import OpenDataBufferError
-from tests.unit.test_layers import MODULES
+from tests.unit.test_layers import MODULES, ROOT
 from tests.unit.test_references import ends_of_paths, follow, imported, tree_of
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -146,3 +149,37 @@ def test_a_section_names_several_errors_in_one_entry() -> None:
     section = "Read it.\n\nRaises:\n    DataLoss, QueueReset: It is gone.\n        As: said.\n"
     assert named_in(section) == {"DataLoss", "QueueReset"}
     assert named_in("Read it: DataLoss.") == set()
+
+
+def functions_on_the_site() -> Iterator[tuple[str, Any]]:
+    """Yield the functions that the reference documents, and the methods of its classes."""
+    hidden = re.compile("|".join(re.findall(r'"!(\^.*?)"', (ROOT / "mkdocs.yml").read_text())))
+    for page in sorted((ROOT / "docs" / "reference").glob("api-*.md")):
+        for path in re.findall(r"^::: ([\w.]+)", page.read_text(), re.MULTILINE):
+            value = imported(path)
+            if not isinstance(value, type):
+                yield path, value
+                continue
+            for name in dir(value):
+                found = inspect.getattr_static(value, name)
+                if not hidden.search(name):
+                    yield f"{path}.{name}", getattr(found, "__func__", found)
+
+
+def lacks_a_section(function: Any) -> bool:
+    docstring = inspect.getdoc(function) or ""
+    if INHERITED.search(docstring):
+        return False
+    signature = inspect.signature(inspect.unwrap(function))
+    returns = signature.return_annotation not in ("None", None, inspect.Signature.empty)
+    has_result = re.search(r"^(Returns|Yields):", docstring, re.M) or docstring.startswith(
+        ("Return", "Yield")
+    )
+    has_arguments = bool(signature.parameters.keys() - {"self", "cls"})
+    return (has_arguments and "Args:" not in docstring) or (returns and not has_result)
+
+
+def test_the_site_describes_the_arguments_and_the_result_of_every_function() -> None:
+    functions = {path: value for path, value in functions_on_the_site() if isfunction(value)}
+    assert len(functions) > 100
+    assert [path for path, function in functions.items() if lacks_a_section(function)] == []

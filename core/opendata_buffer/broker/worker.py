@@ -224,7 +224,7 @@ class ClaimedBatch(HasRecords):
         """Give the batch back, so that it is handed out again.
 
         Args:
-            delay: Seconds before which it is not handed out.
+            delay: Seconds before which it is not handed out, at most 3,600. Default 0.
 
         Raises:
             ClaimLost: The claim had lapsed.
@@ -237,7 +237,7 @@ class ClaimedBatch(HasRecords):
         """Copy the batch to the quarantine, and take it out of the queue.
 
         Args:
-            reason: Why, stored in the quarantine.
+            reason: Why, stored in the quarantine; cut to 4,096 characters.
 
         Raises:
             ClaimLost: The claim had lapsed.
@@ -327,8 +327,9 @@ class Worker(Closeable):
         A batch that cannot be read goes to the quarantine, and another one is claimed instead.
 
         Args:
-            max: Most batches; fewer if the queue has fewer.
-            timeout: Seconds to wait for the first batch; None waits until there is one.
+            max: Maximum number of batches, at least 1; a broker hands out at most 1,000 at once.
+                Default 1. There are fewer if the queue has fewer.
+            timeout: Seconds to wait for the first batch. None (default) waits until there is one.
 
         Returns:
             The batches; empty if none came in time.
@@ -367,7 +368,8 @@ class Worker(Closeable):
         """Release all claimed batches, and end. May be repeated. In a fork, do nothing.
 
         Args:
-            timeout: Seconds; None waits without a limit.
+            timeout: Seconds to wait until the claims are released, and then for each thread to end.
+                Default 10; None waits without a limit.
         """
         if self._pid != os.getpid():
             return  # The parent finishes the claimed batches.

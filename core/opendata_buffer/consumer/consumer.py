@@ -229,7 +229,7 @@ class Consumer(BatchLoop):
         acknowledged together with the entries after them.
 
         Args:
-            max: Maximum number of descriptors to return. 0 reads nothing.
+            max: Maximum number of descriptors to return, at least 0. 0 reads nothing.
 
         Returns:
             The descriptors, by sequence; empty if no entry is waiting.

@@ -105,6 +105,13 @@ class TransactionFilter:
     Not thread-safe. The state grows with the number of apps that write. :meth:`prune` forgets apps
     that wrote nothing for :data:`HORIZON_DAYS` days: a repeat that comes later is read as new.
 
+    ::
+
+        transactions = TransactionFilter("ingest")
+        for descriptor in consumer.next_descriptors(1_000):
+            if transactions.offer(descriptor.sequence, descriptor.location):
+                write(consumer.fetch_descriptor(descriptor))
+
     Args:
         data_path_prefix: The queue's data prefix; batches elsewhere have no transaction.
     """
@@ -124,6 +131,13 @@ class TransactionFilter:
         Offer every entry in order of sequence, or call :meth:`skip` or :meth:`lost` for it. An
         entry that is left out makes the rest of its transaction look like a repeat. Entries without
         a transaction are always delivered.
+
+        Args:
+            sequence: The entry's sequence.
+            location: The entry's location.
+
+        Returns:
+            Whether to deliver the entry.
         """
         # A fast path: most names have no identity, and a trigger may have 100,000 of them.
         named = parse_location(location, self._prefix) if "=" in location else None
@@ -157,6 +171,10 @@ class TransactionFilter:
 
         If the transaction has several batches, the rest of it is still passed. Then its repeat is
         not passed, because part of it would come twice, and the skipped batch is lost.
+
+        Args:
+            sequence: The entry's sequence.
+            location: The entry's location.
         """
         named = parse_location(location, self._prefix)
         if named is None or named.txn is None or named.message is not None:
@@ -174,6 +192,9 @@ class TransactionFilter:
 
         The next entry is delivered even if it is of the same transaction as the last one before
         them: it is more likely the rest of that transaction than a repeat whose separator is gone.
+
+        Args:
+            through: The last sequence that is gone.
         """
         if self._tail is not None and self._tail[2] < through:
             self._tail = (*self._tail[:2], through)

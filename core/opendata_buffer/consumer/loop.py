@@ -92,6 +92,22 @@ class BatchLoop(Closeable):
         """Return the next batch as :meth:`next_batch` does, without blocking the event loop.
 
         The call may be cancelled. The next call then gets the batch that was being fetched.
+
+        ::
+
+            while (batch := await consumer.next_batch_async(timeout=None)) is not None:
+                await write(batch.entries)
+                await asyncio.to_thread(batch.ack)
+
+        Args:
+            timeout: Seconds to wait for a batch. 0 (default) asks once; None waits until there is
+                one.
+
+        Returns:
+            The batch with its records; None if none came in time.
+
+        Raises:
+            OpenDataBufferError: As :meth:`next_batch`.
         """
         import asyncio  # Imported late: it takes 20 ms.
 

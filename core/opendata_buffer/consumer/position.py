@@ -47,9 +47,17 @@ class Position:
 
     A sequence alone does not show that a queue was deleted and created again at the same place. The
     first batches of the new queue would then count as processed (failure F4). So save this object
-    in the transaction that writes the records, and start the next consumer with it. It can be
-    pickled, and ``Position.parse(str(position)) == position``. With transactions its string is a
-    line of JSON, otherwise::
+    in the transaction that writes the records, and start the next consumer with it::
+
+        with database.transaction():
+            write(batch.records())
+            save(str(consumer.position_of(batch)))
+        batch.ack()
+        ...
+        consumer = Consumer("s3://bucket/orders", load())
+
+    It can be pickled, and ``Position.parse(str(position)) == position``. With transactions its
+    string is a line of JSON, otherwise::
 
         01JD5T4R3KXBMZ7QV9N2WG8Y00:41
 

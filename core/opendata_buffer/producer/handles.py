@@ -141,10 +141,19 @@ class Handle(ABC, Generic[Result]):
 
     @checked
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call ``callback(handle)`` once the outcome is known, or at once if it already is.
+        """Call a function once the outcome is known, or at once if it already is.
 
         A thread of the producer calls it and waits for it. So it must not block, and must not call
-        ``produce()`` or ``flush()``. Its errors are logged.
+        ``produce()`` or ``flush()``. Its errors are logged::
+
+            def report(handle):
+                if (error := handle.exception()) is not None:
+                    log.error("not stored: %s", error)
+
+            producer.produce([record]).add_done_callback(report)
+
+        Args:
+            callback: Called with the handle.
         """
         self._when_done(partial(callback, self))
 

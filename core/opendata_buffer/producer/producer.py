@@ -194,15 +194,20 @@ class Producer(Closeable):
     ) -> WriteHandle:
         """Accept records. They keep their order. Blocks while the buffer is full.
 
+        ::
+
+            handle = producer.produce([b"one", b"two"], metadata=b"orders")  # accepted
+            print(handle.result(timeout=30).sequence)                        # durable
+
         Args:
             entries: Bytes-like objects, or an Arrow array of binary or string type, which is
                 encoded without a Python object per record. The caller may reuse them at once.
             metadata: Bytes that the consumer gets with exactly these records; at most 1 MiB.
             transaction: Gives the call a batch of its own with this identity. If it is produced
                 again, by this process or by the one that takes over, a reader with a transaction
-                filter drops the second batch. The batch numbers of one app must rise. Only one
-                live producer may use an app: if two produce the same batch at the same moment, it
-                can be queued twice in a row, which reads as one transaction.
+                filter drops the second batch. The batch numbers of one app must rise. Only one live
+                producer may use an app: if two produce the same batch at the same moment, it can be
+                queued twice in a row, which reads as one transaction.
             message: Gives the call a batch of its own that is this message: a version 1 UUID of
                 producer, clock and flags, see :mod:`opendata_buffer.messages`. Messages enter the
                 queue in the order of the calls. The clocks of one producer must rise from call to
@@ -353,9 +358,9 @@ class Producer(Closeable):
         """Wait until everything produced so far is durable.
 
         Args:
-            timeout: Seconds. Default: until each batch is durable or was given up. This takes at
-                most ``delivery_timeout_ms`` and, if an append has begun by then, the time that the
-                append may take.
+            timeout: Seconds to wait. None (default) waits until each batch is durable or was given
+                up. This takes at most ``delivery_timeout_ms`` and, if an append has begun by then,
+                the time that the append may take.
 
         Raises:
             FlushFailed: A batch was given up, in this flush or earlier. A producer that has lost a
@@ -379,7 +384,7 @@ class Producer(Closeable):
         Args:
             timeout: Seconds until everything that is not durable is given up: its handles raise
                 ``Closed``, or ``CommitStateUnknown`` if its append has begun. The call returns
-                within a second after that. Default: as in :meth:`flush`.
+                within a second after that. None (default) waits as long as :meth:`flush`.
 
         Raises:
             FlushFailed: As in :meth:`flush`. The producer is closed anyway.

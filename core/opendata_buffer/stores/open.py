@@ -124,6 +124,10 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     so the first operation reports a missing bucket. After the environment variables of the cloud
     changed, a new object is returned; earlier ones keep working.
 
+    ::
+
+        store = open_store("s3://bucket/orders", StoreOptions(region="eu-central-1"))
+
     Args:
         url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``gs://bucket[/root]``,
             ``az://container[/root]``, ``abfss://container@account.dfs.core.windows.net[/root]``,

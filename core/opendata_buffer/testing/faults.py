@@ -148,7 +148,12 @@ class FaultyStore:
 
     @checked
     def check_conditional_writes(self, near: str) -> None:
-        """Check the inner store, without faults."""
+        """Check the inner store, without faults.
+
+        Args:
+            near: As for
+                :meth:`opendata_buffer.stores.base.ConditionalPut.check_conditional_writes`.
+        """
         self.inner.check_conditional_writes(near)
 
     @checked

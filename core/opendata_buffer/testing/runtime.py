@@ -55,7 +55,11 @@ class ManualRuntime:
 
     @checked
     def sleep(self, seconds: float) -> None:
-        """Move the clock and return at once."""
+        """Move the clock and return at once.
+
+        Args:
+            seconds: How far, in seconds.
+        """
         self.slept.append(seconds)
         self.advance(seconds)
 
@@ -82,14 +86,25 @@ class ManualRuntime:
 
     @checked
     def ulid_at(self, timestamp_ms: int) -> str:
-        """Return a new ULID with any time."""
+        """Return a new ULID with any time.
+
+        Args:
+            timestamp_ms: The time, in milliseconds since the Unix epoch.
+
+        Returns:
+            The ULID.
+        """
         with self._lock:
             noise = self._random.randbytes(10)
         return ulid_of(timestamp_ms, noise)
 
     @checked
     def advance(self, seconds: float) -> None:
-        """Move both clocks forward, and wake the threads that waited for that."""
+        """Move both clocks forward, and wake the threads that waited for that.
+
+        Args:
+            seconds: How far, in seconds.
+        """
         with self._lock:
             self._elapsed_s += max(0.0, seconds)
             conditions = list(self._conditions)
@@ -98,7 +113,11 @@ class ManualRuntime:
 
     @checked
     def set_wall_clock(self, now_ms: int) -> None:
-        """Let the wall clock jump, forward or back. The monotonic clock does not change."""
+        """Let the wall clock jump, forward or back. The monotonic clock does not change.
+
+        Args:
+            now_ms: The new time, in milliseconds since the Unix epoch.
+        """
         with self._lock:
             self._skew_ms = now_ms - self._start_ms - round(self._elapsed_s * 1000)
 

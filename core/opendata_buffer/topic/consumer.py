@@ -198,6 +198,16 @@ class TopicConsumer(BatchLoop):
         """Return the position to save with a delivered batch.
 
         It is after this batch and all earlier batches of the partition.
+
+        Args:
+            batch: A delivered batch.
+
+        Returns:
+            The position. Its ``str`` can be saved, by partition, and passed to a new consumer.
+
+        Raises:
+            InvalidInput: The batch is not waiting for acknowledgement, or its partition is not
+                read.
         """
         return self._reader(batch.partition).position_of(batch.sequence)
 

@@ -320,7 +320,14 @@ class TopicDescription:
 
     @checked
     def without(self, names: Iterable[str]) -> TopicDescription:
-        """Return the topic without those of these partitions that are draining."""
+        """Remove those of these partitions that are draining.
+
+        Args:
+            names: Names of the partitions.
+
+        Returns:
+            The changed description.
+        """
         wanted = set(names)
         gone = [name for name in self.draining if name in wanted]
         if not gone:
@@ -330,7 +337,14 @@ class TopicDescription:
 
     @checked
     def collected(self, names: Iterable[str]) -> TopicDescription:
-        """Return the topic after all objects of these partitions, which have left, were deleted."""
+        """Remove partitions that have left, after all their objects were deleted.
+
+        Args:
+            names: Names of the partitions.
+
+        Returns:
+            The changed description.
+        """
         gone = set(names)
         left = tuple(name for name in self.left if name not in gone)
         return self if left == self.left else replace(self, left=left)
@@ -367,7 +381,14 @@ class TopicDescription:
 
     @checked
     def without_reader(self, name: str) -> TopicDescription:
-        """Return the topic without a reader; the same topic if it does not have this reader."""
+        """Remove a reader.
+
+        Args:
+            name: The reader.
+
+        Returns:
+            The changed description; the same one if it does not have this reader.
+        """
         if name not in (self.readers or {}):
             return self
         return self.with_readers({*(self.readers or {})} - {name}, 0)
@@ -404,12 +425,26 @@ class TopicDescription:
         return found
 
     def left_name(self, given: str | int) -> str:
-        """Return the name of a listed partition that has left; otherwise the argument."""
+        """Find the name of a partition that has left, and whose objects are not deleted yet.
+
+        Args:
+            given: Name or number of the partition.
+
+        Returns:
+            The name; the argument if there is no such partition.
+        """
         text = _text("given", given)
         return _meant(text, self.left) or text
 
     def has_left(self, given: str | int) -> bool:
-        """Return whether the topic had a partition with this name or number that has left."""
+        """Return whether the topic had a partition that has left.
+
+        Args:
+            given: Name or number of the partition.
+
+        Returns:
+            Whether it has left the topic.
+        """
         number = number_meant(_text("given", given))
         if number is None or number >= self.next_number:
             return False

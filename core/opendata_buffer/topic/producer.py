@@ -333,8 +333,8 @@ class TopicProducer(Closeable):
             record: Bytes. Another bytes-like object is copied and may be reused at once.
             key: Records of one key go to one partition, in the order in which they are sent.
                 Records without a key go to one partition for a flush interval or
-                :data:`STICKY_BYTES`, and then to the next one, as with Kafka's sticky partitioner.
-                If each of them went to another partition, each would become an object.
+                :data:`STICKY_BYTES` (1 MiB), and then to the next one, as with Kafka's sticky
+                partitioner. If each of them went to another partition, each would become an object.
             partitioner: As for :meth:`produce`.
             partition: Its name or its number, such as 3, whatever the key.
 
@@ -366,6 +366,10 @@ class TopicProducer(Closeable):
     ) -> TopicHandle:
         """Accept entries; those of one key keep their order while the partitions stay the same.
 
+        ::
+
+            producer.produce([b"a", b"b"], keys=["customer-1", "customer-2"])
+
         Args:
             entries: Bytes-like objects, or an Arrow array of binary or string type, which is
                 divided and encoded without a Python object per entry. They may be reused at once.
@@ -375,7 +379,8 @@ class TopicProducer(Closeable):
                 :mod:`opendata_buffer.topic.partitioner`, or a function of your own. Use the same
                 one for every call, in every process, because the order per key depends on it.
             partition: Name or number of one partition for all entries, whatever their keys.
-            metadata: Payload that the consumer gets with the entries, in each partition.
+            metadata: Bytes that the consumer gets with the entries, in each partition; at most 1
+                MiB.
 
         Returns:
             One handle, durable when all parts are.
@@ -465,7 +470,8 @@ class TopicProducer(Closeable):
         """Wait until everything produced so far is durable, as :meth:`.Producer.flush` does.
 
         Args:
-            timeout: Seconds to wait; None waits without a limit.
+            timeout: Seconds to wait. None (default) waits until each batch is durable or was given
+                up.
 
         Raises:
             FlushFailed: This or an earlier batch was given up, in any partition.
@@ -479,7 +485,8 @@ class TopicProducer(Closeable):
         """Flush, then end the threads of all partitions. May be repeated.
 
         Args:
-            timeout: Seconds to wait; None waits without a limit.
+            timeout: Seconds until everything that is not durable is given up. None (default) waits
+                as long as :meth:`flush`.
 
         Raises:
             FlushFailed: As in :meth:`flush`. The producer is closed anyway.

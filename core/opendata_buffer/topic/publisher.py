@@ -490,8 +490,15 @@ class Publisher(Closeable):
         Save the intents before you :meth:`apply` them, unless the publisher has a name. A second
         call returns the same intents.
 
+        ::
+
+            publisher.publish_uncommitted(invoices)
+            intents = publisher.build_ack_intents(timeout=30)
+            database.save(intents.to_json(), input_offset)  # in one transaction of the database
+            publisher.apply(intents)
+
         Args:
-            timeout: Seconds to wait; None waits without a limit.
+            timeout: Seconds to wait. None (default) waits for as long as the producers try.
 
         Returns:
             The intents. Without an open transaction they have no clocks.
@@ -530,8 +537,8 @@ class Publisher(Closeable):
         """Build the intents and apply them, for a publisher with a name.
 
         Args:
-            timeout: Seconds that the batches may take to become durable; None waits without a
-                limit.
+            timeout: Seconds that the batches may take to become durable. None (default) waits for
+                as long as the producers try.
 
         Returns:
             The intents that were applied.
@@ -567,8 +574,8 @@ class Publisher(Closeable):
         publisher without a name does not roll back a transaction that has intents.
 
         Args:
-            timeout: Seconds after which batches that are not durable are given up; None waits
-                without a limit.
+            timeout: Seconds after which batches that are not durable are given up. None (default)
+                waits for as long as the producers try.
 
         Raises:
             FlushFailed: Batches were given up, now or before. The publisher is closed anyway.

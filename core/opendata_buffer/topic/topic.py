@@ -135,9 +135,10 @@ class Topic:
 
         Args:
             config: The store's URL, or settings that include it, with deadline and backoff.
-            partitions: How many it begins with; each queue is created when it is first used.
+            partitions: How many it begins with, 1 to 1,000; each queue is created when it is first
+                used.
             store: Use this store instead of opening ``config.store``.
-            runtime: Clock, jitter and the topic's id; the system's by default.
+            runtime: Clock, jitter and the topic's id. Default: those of the system.
 
         Returns:
             The topic.
@@ -298,7 +299,7 @@ class Topic:
         are most keys.
 
         Args:
-            partitions: Total number of active partitions.
+            partitions: Total number of active partitions, at most 1,000.
 
         Returns:
             The new description.
@@ -513,7 +514,7 @@ class Topic:
 
         Args:
             after_s: Least seconds for which a partition has drained, by the clocks of this process
-                and of the one that called :meth:`drain`.
+                and of the one that called :meth:`drain`. Default 60.
 
         Returns:
             The names of the removed partitions.
