@@ -1,4 +1,4 @@
-"""A log in memory that runs of Spark queries read."""
+"""A log in memory, read by runs of Spark queries."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.logs import become_log, open_view
-from tests.unit.buffer_source.source_queue import World
+from tests.unit.buffer_source.source_queue import SourceQueue
 
-CONFIG = QueueConfig(store="/world")
+CONFIG = QueueConfig(store="/queue")
 
 
-class LogWorld(World):
+class SourceLog(SourceQueue):
     """A queue that has become a log, with segments of 12 entries or more."""
 
     def __init__(self, runtime: ManualRuntime, monkeypatch: Any) -> None:
@@ -30,7 +30,7 @@ class LogWorld(World):
         become_log(self.store, CONFIG, runtime)
 
     def each(self, count: int, records: Sequence[bytes] = (b"x",)) -> None:
-        """So many batches, each appended alone, so that segments are cut on the way."""
+        """Append this number of batches one by one, so that segments are cut on the way."""
         for _ in range(count):
             self.produce(records=records)
 
@@ -38,7 +38,7 @@ class LogWorld(World):
         self._queue.append([entry])
 
     def message(self, clock: int, flags: int) -> None:
-        """One batch of a transaction, or its acknowledgement, each appended alone."""
+        """Append one batch of a transaction, or its acknowledgement."""
         identity = build_uuid(b"writer", clock, flags)
         location = batch_key("ingest", self.runtime.ulid(), None, identity)
         self.store.put(location, encode_batch([] if flags == ACK_TXN else [b"x"]))
@@ -51,18 +51,18 @@ class LogWorld(World):
         return open_view(self.store, CONFIG, self.runtime, self.manifest())
 
     def moved(self) -> int:
-        """Entries before this sequence are in segments, and not in the manifest."""
+        """Return the first sequence of the manifest; earlier entries are in segments."""
         first = self.manifest().first_sequence
         assert 0 < first <= self.index().end
         return first
 
     def at(self, reader: str) -> int:
-        """The position of a reader."""
+        """Return the position of a reader."""
         found = position_object(Log(self.store, CONFIG, self.runtime), reader).read()
         return found.next  # type: ignore[union-attr]
 
     def lift_floor(self, floor: int) -> None:
-        """Collect everything before a sequence."""
+        """Raise the floor, as a collector does."""
         Log(self.store, CONFIG, self.runtime).change(
             lambda before: None if before is None else before.with_floor(floor)
         )

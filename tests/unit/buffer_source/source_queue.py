@@ -1,4 +1,4 @@
-"""A queue in memory that runs of one query read: what the tests of the driver's side share."""
+"""A queue in memory, read by several runs of one query, for tests of the driver's side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opendata_buffer.topic.topic import Topic
 
 
 class WatchedStore(MemoryStore):
-    """Keeps what it was asked for, and fails as a test wants."""
+    """Records its requests, and fails those that a test chooses."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -35,7 +35,7 @@ class WatchedStore(MemoryStore):
     def fail(
         self, method: str, count: int, error: StorageError | None = None, prefix: str = ""
     ) -> None:
-        """Let the next calls of a method below a prefix fail."""
+        """Make the next calls of a method below a prefix fail."""
         self._faults[method] = (prefix, [error or TransientStorageError("503 SlowDown")] * count)
 
     def _begin(self, method: str, key: str) -> None:
@@ -56,8 +56,8 @@ class WatchedStore(MemoryStore):
         return listing
 
 
-class World:
-    """A queue, and as many runs of one query as a test wants."""
+class SourceQueue:
+    """A queue, and any number of runs of one query."""
 
     def __init__(self, runtime: ManualRuntime) -> None:
         self.runtime = runtime
@@ -65,13 +65,13 @@ class World:
         self._queue = self._new_queue()
 
     def _new_queue(self) -> Queue:
-        config = QueueConfig(store="/world")
+        config = QueueConfig(store="/queue")
         return Queue(self.store, config, runtime=self.runtime, role="producer")
 
     def produce(
         self, count: int = 1, *, records: Sequence[bytes] = (b"x",), txn: Transaction | None = None
     ) -> None:
-        """Append ``count`` batches, each a group of its own, or one transaction."""
+        """Append ``count`` batches in one write, optionally as one transaction."""
         entries = []
         for _ in range(count):
             location = batch_key("ingest", self.runtime.ulid(), txn)
@@ -80,23 +80,23 @@ class World:
         self._queue.append(entries)
 
     def replace_queue(self) -> None:
-        """The manifest is deleted and the queue starts again at sequence 0."""
+        """Delete the manifest, so that the queue starts again at sequence 0."""
         self.store.delete_many(["ingest/manifest"])
         self._queue = self._new_queue()
 
     def recreate(self) -> None:
-        """The manifest is deleted, and an operator starts the queue over with a command."""
+        """Delete the manifest, and recreate the queue as an operator does with a command."""
         self.replace_queue()
-        config = QueueConfig(store="/world")
+        config = QueueConfig(store="/queue")
         claim_for_writing(self.store, config, runtime=self.runtime, recreate=True)
 
     def restore(self, manifest: bytes) -> None:
-        """An old copy of the manifest is put back."""
+        """Put an old copy of the manifest back."""
         self.store.put("ingest/manifest", manifest)
         self._queue = self._new_queue()
 
     def delete_everything(self) -> None:
-        """As :meth:`replace_queue`, with all that was in the directory."""
+        """Delete all objects of the queue, and not only the manifest."""
         self.store.delete_many([each.key for each in self.store.list("").objects])
         self._queue = self._new_queue()
 
@@ -108,21 +108,21 @@ class World:
         return [entry.sequence for entry in self.manifest().entries()]
 
     def run(self, **options: str) -> MicroBatchStream:
-        """A new run of the query, as after a restart."""
-        given = {"path": "/world", "gcEnabled": "false", **options}
+        """Start a new run of the query, as after a restart."""
+        given = {"path": "/queue", "gcEnabled": "false", **options}
         return MicroBatchStream(SourceOptions.from_spark(given), self.store, self.runtime)
 
 
-class TopicWorld(World):
-    """A topic in memory, its producers, and runs of one query that reads it."""
+class SourceTopic(SourceQueue):
+    """A topic in memory, its producers, and several runs of one query."""
 
     def __init__(self, runtime: ManualRuntime, partitions: int) -> None:
         super().__init__(runtime)
-        config = QueueConfig(store="/world")
+        config = QueueConfig(store="/queue")
         self.topic = Topic.create(config, partitions, store=self.store, runtime=runtime)
 
     def queue(self, partition: str) -> Queue:
-        config = Topic.config_of(partition, QueueConfig(store="/world"))
+        config = Topic.config_of(partition, QueueConfig(store="/queue"))
         return Queue(self.store, config, runtime=self.runtime, role="producer")
 
     def append(
@@ -132,9 +132,9 @@ class TopicWorld(World):
         message: uuid.UUID | None = None,
         txn: Transaction | None = None,
     ) -> None:
-        """One batch of one record for each value, in one append; its metadata is the value.
+        """Append one batch per value in one write, with the value as its record and metadata.
 
-        An acknowledgement is a message without values: one empty batch.
+        A message without values is an acknowledgement, which is one empty batch.
         """
         entries = []
         for records in [[value] for value in values] or [[]]:
@@ -152,7 +152,7 @@ class TopicWorld(World):
 def batches_of(
     driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset
 ) -> list[PartitionBatch]:
-    """What the tasks of a micro-batch read."""
+    """Return the batches that the tasks of a micro-batch read."""
     tasks = driver.plan_input_partitions(start, end)
     return [batch for task in tasks for batch in task.batches]
 
@@ -160,12 +160,12 @@ def batches_of(
 def values_of(
     driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset
 ) -> list[bytes]:
-    """What a micro-batch reads, by what :meth:`TopicWorld.append` wrote as metadata."""
+    """Return the values of a micro-batch, from the metadata of :meth:`SourceTopic.append`."""
     return [each.metadata[0].payload for each in batches_of(driver, start, end)]
 
 
 def committed_before(driver: MicroBatchStream, start: SourceOffset | None) -> SourceOffset:
-    """The end of a micro-batch of a normal query, which commits its start before it plans."""
+    """Return the end of the next micro-batch, after committing its start as Spark does."""
     end = driver.latest_offset(start)
     if start is not None and end != start:
         driver.commit(start)

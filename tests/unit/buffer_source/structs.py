@@ -1,4 +1,4 @@
-"""Spark schemas without a session, which ``StructType.fromDDL`` needs."""
+"""Spark schemas made without a session, because ``StructType.fromDDL`` needs one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pyspark.sql.types import DayTimeIntervalType, StructType
 
 
 def struct(*columns: str) -> StructType:
-    """A schema of columns such as ``id bigint``."""
+    """Return a schema of columns such as ``id bigint``."""
     made = StructType()
     for column in columns:
         name, kind = column.split(" ", 1)

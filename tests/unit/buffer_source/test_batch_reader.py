@@ -29,7 +29,7 @@ def options(**given: str) -> SourceOptions:
 
 @pytest.fixture
 def manifest(runtime: ManualRuntime) -> Manifest:
-    """Sequences 2 to 5: 0 and 1 were read."""
+    """Return a manifest with sequences 2 to 5; 0 and 1 were consumed."""
     entries = [NewEntry(batch_key("ingest", runtime.ulid())) for _ in range(6)]
     return Manifest.empty().append(entries).drop_through(1)
 
@@ -40,7 +40,7 @@ def sequences(manifest: Manifest, **given: str) -> list[int]:
     return [entry.sequence for entry in select(manifest, wanted, repeats)]
 
 
-def test_records_are_read_into_columns_by_a_reader_that_went_into_a_task(tmp_path: Path) -> None:
+def test_a_pickled_reader_reads_records_into_columns(tmp_path: Path) -> None:
     with Producer(ProducerConfig(store=str(tmp_path))) as producer:
         producer.produce([b'{"id":1,"at":"2020-01-01T00:00:00Z"}', b'{"id":"x"}', b'{"id":3}'])
     given = {"path": str(tmp_path), "valueFormat": "json", "mode": "DROPMALFORMED"}
@@ -52,7 +52,7 @@ def test_records_are_read_into_columns_by_a_reader_that_went_into_a_task(tmp_pat
     assert rows[0]["at"] == datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def test_a_batch_read_of_a_consumed_queue_says_what_is_gone_and_how_to_keep_it(
+def test_a_batch_read_of_a_consumed_queue_warns_about_the_gap_and_names_the_fix(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = str(tmp_path)
@@ -75,7 +75,7 @@ def test_a_batch_read_of_a_consumed_queue_says_what_is_gone_and_how_to_keep_it(
     assert read(startingOffsets="1") == []
 
 
-def test_what_is_queued_is_read_with_its_start_and_without_its_end(manifest: Manifest) -> None:
+def test_a_range_includes_its_start_and_excludes_its_end(manifest: Manifest) -> None:
     assert sequences(manifest) == [2, 3, 4, 5]
     assert sequences(manifest, startingOffsets="3", endingOffsets="5") == [3, 4]
     assert sequences(manifest, endingOffsets="6") == [2, 3, 4, 5]
@@ -83,7 +83,7 @@ def test_what_is_queued_is_read_with_its_start_and_without_its_end(manifest: Man
     assert sequences(manifest, startingOffsets="3", endingOffsets="3") == []
 
 
-def test_positions_that_are_not_queued_are_an_error(manifest: Manifest) -> None:
+def test_positions_outside_the_queue_are_an_error(manifest: Manifest) -> None:
     with pytest.raises(DataLoss, match=r"sequence 1 is needed but .* starts at 2"):
         sequences(manifest, startingOffsets="1")
     with pytest.raises(InvalidInput, match="ends at 5"):
@@ -94,7 +94,7 @@ def test_positions_that_are_not_queued_are_an_error(manifest: Manifest) -> None:
     assert allowed == [2, 3, 4, 5]
 
 
-def test_repeats_of_a_transaction_are_left_out_whatever_the_range(runtime: ManualRuntime) -> None:
+def test_repeats_of_a_transaction_are_left_out_for_every_range(runtime: ManualRuntime) -> None:
     txn = Transaction("a", 1)
     manifest = Manifest.empty()
     for group in ([txn, txn], [None], [txn, txn]):
@@ -105,14 +105,14 @@ def test_repeats_of_a_transaction_are_left_out_whatever_the_range(runtime: Manua
     assert sequences(manifest, startingOffsets="3") == []
 
 
-def test_a_queue_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_about_a_missing_queue_names_it(tmp_path: Path) -> None:
     reader = BufferBatchReader(SourceOptions.from_spark({"path": str(tmp_path)}), default_schema())
     with pytest.raises(InvalidInput, match=r"no queue with manifest 'ingest/manifest' in file://"):
         reader.partitions()
 
 
 @pytest.mark.parametrize("given", [{}, {"dataPathPrefix": "p-00001-05mv"}])
-def test_f4_a_lost_manifest_is_neither_an_empty_partition_nor_a_wrong_path(
+def test_f4_a_lost_manifest_is_not_reported_as_an_empty_partition_or_a_wrong_path(
     tmp_path: Path, given: dict[str, str]
 ) -> None:
     Topic.create(str(tmp_path), 2)
@@ -126,7 +126,7 @@ def test_f4_a_lost_manifest_is_neither_an_empty_partition_nor_a_wrong_path(
         reader.partitions()
 
 
-def test_what_is_left_of_a_topic_is_read_where_a_loss_is_allowed(tmp_path: Path) -> None:
+def test_the_rest_of_a_topic_is_read_if_data_loss_is_allowed(tmp_path: Path) -> None:
     Topic.create(str(tmp_path), 3)
     for name in ("p-00000-04pn", "p-00001-05mv"):
         with Producer(ProducerConfig(store=str(tmp_path), data_path_prefix=name)) as producer:

@@ -1,4 +1,4 @@
-"""What the order of Spark's calls proves about its commit log."""
+"""What Spark has logged, inferred from the order of its calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def after(calls: str) -> CommitLog:
     return log
 
 
-def test_a_normal_query_is_known_by_the_commits_before_its_batches() -> None:
+def test_a_synchronous_query_is_recognized_by_the_commits_before_its_batches() -> None:
     assert not after("h- p-").holds(OFFSETS["A"], 0.1)
     log = after("h- p- hA cA pA hB cB pB")
     assert log.tracking is SYNCHRONOUS
@@ -41,39 +41,39 @@ def test_a_normal_query_is_known_by_the_commits_before_its_batches() -> None:
 @pytest.mark.parametrize(
     ("calls", "tracking"),
     [
-        # Spark's writer thread was done with batch 1 before its main thread looked for commits.
+        # Spark's writer thread finished batch 1 before its main thread looked for commits.
         ("h- p- hA cA pA", UNKNOWN),
         ("h- p- hA cA pA hB pB", ASYNCHRONOUS),
-        # df.union(df): Spark asks for the partitions of each micro-batch once for each scan.
+        # df.union(df): Spark asks for the partitions of each micro-batch once per scan.
         ("h- p- p- hA cA pA pA", UNKNOWN),
         ("h- p- p- hA cA pA pA hB pB pB", ASYNCHRONOUS),
         # A second batch without a commit.
         ("h- p- hA pA", ASYNCHRONOUS),
-        # A commit of an older offset than the one that was handed over; and it stays known.
+        # The commit is older than the offset that was returned. The result stays known.
         ("h- p- hA cA pA hB cA", ASYNCHRONOUS),
         ("h- p- hA cA pA hB cA pB hC cC pC hD cD pD", ASYNCHRONOUS),
-        # A replay after a crash has no commit and shows nothing.
+        # A replay after a crash has no commit and proves nothing.
         ("pA", UNKNOWN),
         ("pA hB cB pB", UNKNOWN),
         ("pA hB cB pB hC cC pC", SYNCHRONOUS),
     ],
 )
-def test_what_calls_show_of_the_tracking(calls: str, tracking: Tracking) -> None:
+def test_the_calls_show_the_kind_of_progress_tracking(calls: str, tracking: Tracking) -> None:
     log = after(calls)
     assert log.tracking is tracking
-    # In the second batch and later no time proves what the calls do not.
+    # From the second batch on, waiting proves nothing that the calls do not prove.
     if "h-" in calls and tracking is not SYNCHRONOUS:
         log.holds(OFFSETS["B"], 1.0)
         assert not log.holds(OFFSETS["B"], 1000.0)
 
 
-def test_a_restart_hands_over_what_the_log_holds() -> None:
+def test_a_restart_passes_an_offset_that_is_in_the_log() -> None:
     assert CommitLog().holds(OFFSETS["B"], 0.0)
     assert not CommitLog().holds(None, 0.0)
 
 
 @pytest.mark.parametrize("calls", ["p-", "p- p-"])
-def test_time_proves_the_first_batch_of_a_run_and_no_later_one(calls: str) -> None:
+def test_waiting_proves_only_the_first_batch_of_a_run(calls: str) -> None:
     log = after(calls)
     assert not log.holds(OFFSETS["A"], 5.0)
     assert log.holds(OFFSETS["A"], 5.0 + FIRST_BATCH_LOGGED_S)

@@ -1,4 +1,4 @@
-"""Options of the source, and what they decide about data that cannot be delivered."""
+"""Options of the source, including those for data that cannot be delivered."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
         ("dataPathPrefix", "/abs", "Use a relative name"),
     ],
 )
-def test_a_bad_value_is_named_with_what_is_accepted(name: str, value: str, accepted: str) -> None:
+def test_the_error_about_an_invalid_value_lists_the_accepted_ones(
+    name: str, value: str, accepted: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(**{name.lower(): value})
     message = str(caught.value)
@@ -73,12 +75,12 @@ def test_a_bad_value_is_named_with_what_is_accepted(name: str, value: str, accep
 
 
 @pytest.mark.parametrize("path", ["s4://b", "s3://", "s3://key:secret@b", "/Volumes/a/b/c"])
-def test_a_store_that_cannot_be_is_refused_at_load(path: str) -> None:
+def test_an_invalid_store_is_refused_at_load(path: str) -> None:
     with pytest.raises(InvalidInput, match=r"store '.*' (has|names|carries|is) "):
         SourceOptions.from_spark({"path": path})
 
 
-def test_a_stream_has_no_end_and_a_batch_no_latest_start() -> None:
+def test_a_stream_refuses_an_end_and_a_batch_read_refuses_a_latest_start() -> None:
     for ending in ("5", "latest", '{"0": 5}'):
         with pytest.raises(InvalidInput, match=r"endingOffsets is .*Leave it out.*availableNow"):
             parse(endingOffsets=ending).check_stream()
@@ -90,7 +92,7 @@ def test_a_stream_has_no_end_and_a_batch_no_latest_start() -> None:
     parse(startingOffsets="3").check_batch()
 
 
-def test_a_time_is_a_starting_position_in_two_forms() -> None:
+def test_a_start_time_may_have_two_forms() -> None:
     assert parse().starting_timestamp_ms is None
     assert parse(startingTimestamp="1767225600123").starting_timestamp_ms == 1767225600123
     for text in ("2026-01-01T00:00:00.123Z", "2026-01-01 01:00:00.123+01:00"):
@@ -98,23 +100,23 @@ def test_a_time_is_a_starting_position_in_two_forms() -> None:
 
 
 @pytest.mark.parametrize("value", ["yesterday", "2026-01-01T00:00:00", "2026-01-01", "-5", "1.5"])
-def test_a_time_without_a_zone_or_a_meaning_is_refused(value: str) -> None:
+def test_a_time_that_is_invalid_or_has_no_zone_is_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match=r"startingTimestamp is .* with its zone such as 2026"):
         parse(startingTimestamp=value)
 
 
-def test_a_time_and_a_position_contradict_each_other() -> None:
+def test_a_start_time_and_a_start_position_cannot_be_combined() -> None:
     with pytest.raises(InvalidInput, match=r"startingTimestamp .* and startingOffsets are both"):
         parse(startingTimestamp="5", startingOffsets="earliest")
 
 
-def test_a_query_that_acknowledges_nothing_makes_no_queue() -> None:
+def test_a_query_that_acknowledges_nothing_cannot_create_a_queue() -> None:
     assert parse(acknowledge="false").acknowledge is False
     with pytest.raises(InvalidInput, match="createIfMissing is true and acknowledge is false"):
         parse(acknowledge="false", createIfMissing="true").check_stream()
 
 
-def test_partitions_of_a_topic_have_starting_positions_of_their_own() -> None:
+def test_partitions_of_a_topic_may_have_their_own_starting_positions() -> None:
     options = parse(startingOffsets='{"p-00001": 7, "p-00000": 0}', endingOffsets='{"p-00001": 9}')
     assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
     first, second, third = (options.of_partition(f"p-0000{number}") for number in range(3))
@@ -124,7 +126,7 @@ def test_partitions_of_a_topic_have_starting_positions_of_their_own() -> None:
     assert parse(startingOffsets="latest").of_partition("p-00000").starting_offsets == "latest"
 
 
-def test_a_partition_is_named_by_its_number_too() -> None:
+def test_a_partition_may_also_be_named_by_its_number() -> None:
     options = parse(startingOffsets='{"1": 7, "p-2": 8, "p-00003-04vf": 9}')
     names = ("p-00000-04pn", "p-00001-05mv", "p-00002-0bvb", "p-00003-04vf")
     found = [options.of_partition(name).starting_offsets for name in names]
@@ -132,7 +134,7 @@ def test_a_partition_is_named_by_its_number_too() -> None:
 
 
 @pytest.mark.parametrize("value", ["{}", '{"p-00000": -1}', '{"p-00000": true}', "[1]", "{"])
-def test_starting_positions_that_are_none_are_refused(value: str) -> None:
+def test_invalid_starting_positions_are_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match=r"startingOffsets is .* of a topic sequences by"):
         parse(startingOffsets=value)
 
@@ -145,7 +147,7 @@ def test_starting_positions_that_are_none_are_refused(value: str) -> None:
         ({"corruptBatches": "quarantine"}, False, True),
     ],
 )
-def test_each_fault_has_an_option_of_its_own_and_a_foreign_batch_always_fails(
+def test_each_fault_has_its_own_option_and_a_foreign_batch_always_fails(
     given: dict[str, str], missing: bool, corrupt: bool
 ) -> None:
     options = SourceOptions.from_spark({"path": "/q", **given})
@@ -183,7 +185,9 @@ def test_without_a_value_format_records_stay_bytes() -> None:
         ({"valueFormat": "csv", "sep": ""}, "option sep is ''"),
     ],
 )
-def test_what_is_not_accepted_is_named(options: dict[str, str], message: str) -> None:
+def test_the_error_about_an_unaccepted_option_names_it(
+    options: dict[str, str], message: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         read(**options)
     assert message in str(caught.value)

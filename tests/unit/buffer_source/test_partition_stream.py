@@ -1,4 +1,4 @@
-"""One queue of a source: polls, ends and plans."""
+"""One queue of a source: polls, ends, and plans."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from buffer_source.queue_session import EVERYTHING
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.buffer_source.source_queue import TopicWorld
+from tests.unit.buffer_source.source_queue import SourceTopic
 
 P = "p-00000-04pn"
 A, B = b"writerA", b"writerB"
 
 
 @pytest.fixture
-def world(runtime: ManualRuntime) -> TopicWorld:
-    return TopicWorld(runtime, 1)
+def source(runtime: ManualRuntime) -> SourceTopic:
+    return SourceTopic(runtime, 1)
 
 
 def once(call: Any, *args: Any, **kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
-def stream(world: TopicWorld, **given: str) -> PartitionStream:
-    options = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **given})
-    return PartitionStream(P, options.of_partition(P), world.store, world.runtime, once)
+def stream(source: SourceTopic, **given: str) -> PartitionStream:
+    options = SourceOptions.from_spark({"path": "/queue", "gcEnabled": "false", **given})
+    return PartitionStream(P, options.of_partition(P), source.store, source.runtime, once)
 
 
-def write(world: TopicWorld, producer: bytes, clock: int, *values: bytes) -> None:
-    """Undecided messages, clocks rising from ``clock``; without values the acknowledgement."""
+def write(source: SourceTopic, producer: bytes, clock: int, *values: bytes) -> None:
+    """Append undecided messages from ``clock`` on, or without values the acknowledgement."""
     if not values:
-        world.append(P, message=build_uuid(producer[-6:], clock, ACK_TXN))
+        source.append(P, message=build_uuid(producer[-6:], clock, ACK_TXN))
     for number, value in enumerate(values, clock):
-        world.append(P, value, message=build_uuid(producer[-6:], number, CONTINUE_TXN))
+        source.append(P, value, message=build_uuid(producer[-6:], number, CONTINUE_TXN))
 
 
 def step(
     reader: PartitionStream, start: PartitionOffset | None, most: int = EVERYTHING
 ) -> tuple[PartitionOffset, list[bytes]]:
-    """One micro-batch: where it ends and what it reads."""
+    """Run one micro-batch, and return its end and the values that it reads."""
     poll = reader.poll(start, most)
     end = reader.end_offset(poll, len(poll.waiting))
     if end == start:
@@ -52,35 +52,37 @@ def step(
     return end, [each.metadata[0].payload for each in reader.plan(start, end).batches]
 
 
-def test_undecided_batches_make_no_micro_batch(world: TopicWorld) -> None:
-    reader = stream(world)
-    world.append(P, b"before")
+def test_undecided_batches_do_not_start_a_micro_batch(source: SourceTopic) -> None:
+    reader = stream(source)
+    source.append(P, b"before")
     start, read = step(reader, None)
     assert read == [b"before"]
-    write(world, A, 2, b"one", b"two")
+    write(source, A, 2, b"one", b"two")
     assert step(reader, start) == (start, [])
-    write(world, A, 4)
+    write(source, A, 4)
     end, read = step(reader, start)
     assert (end.next, read) == (4, [b"one", b"two"])
 
 
-def test_a_new_query_that_finds_only_undecided_batches_begins_in_front_of_them(
-    world: TopicWorld,
+def test_a_new_query_that_finds_only_undecided_batches_starts_before_them(
+    source: SourceTopic,
 ) -> None:
-    write(world, A, 2, b"one")
-    reader = stream(world)
+    write(source, A, 2, b"one")
+    reader = stream(source)
     start, read = step(reader, None)
     assert (start.next, read) == (0, [])
-    write(world, A, 3)
+    write(source, A, 3)
     assert step(reader, start)[1] == [b"one"]
 
 
-def test_a_transaction_larger_than_the_limits_is_read_whole(world: TopicWorld) -> None:
-    write(world, A, 2, *(b"%d" % number for number in range(7)))
-    world.append(P, b"between")
-    write(world, A, 9)
-    world.append(P, b"after")
-    reader = stream(world)
+def test_a_transaction_larger_than_the_limits_is_read_in_one_micro_batch(
+    source: SourceTopic,
+) -> None:
+    write(source, A, 2, *(b"%d" % number for number in range(7)))
+    source.append(P, b"between")
+    write(source, A, 9)
+    source.append(P, b"after")
+    reader = stream(source)
     end, read = step(reader, None, 2)
     assert (end.next, read) == (8, [b"between"])
     end, read = step(reader, end, 2)
@@ -88,89 +90,89 @@ def test_a_transaction_larger_than_the_limits_is_read_whole(world: TopicWorld) -
     assert end.next == 10
 
 
-def test_nothing_that_is_undecided_leaves_the_queue(world: TopicWorld) -> None:
-    world.append(P, b"0")
-    write(world, A, 2, b"1")
-    world.append(P, b"2")
-    reader = stream(world)
+def test_undecided_batches_are_not_dequeued(source: SourceTopic) -> None:
+    source.append(P, b"0")
+    write(source, A, 2, b"1")
+    source.append(P, b"2")
+    reader = stream(source)
     end, read = step(reader, None)
     assert read == [b"0", b"2"]
     reader.acknowledge(end)
-    assert world.queued_in(P) == [1, 2]
+    assert source.queued_in(P) == [1, 2]
     assert reader.acknowledged == end
-    # A restart claims there, and reads it when it is decided.
-    write(world, A, 3)
-    again = stream(world)
+    # A restart claims at this position, and reads the batch once it is decided.
+    write(source, A, 3)
+    again = stream(source)
     after, read = step(again, end)
     assert read == [b"1"]
     again.acknowledge(after)
-    assert world.queued_in(P) == []
+    assert source.queued_in(P) == []
     assert again.empty
 
 
-def test_an_abandoned_transaction_does_not_hold_up_the_others(world: TopicWorld) -> None:
-    write(world, A, 2, b"abandoned")
-    write(world, B, 2, b"one")
-    write(world, B, 3)
-    world.append(P, b"two")
-    reader = stream(world)
+def test_an_abandoned_transaction_does_not_hold_up_the_others(source: SourceTopic) -> None:
+    write(source, A, 2, b"abandoned")
+    write(source, B, 2, b"one")
+    write(source, B, 3)
+    source.append(P, b"two")
+    reader = stream(source)
     end, read = step(reader, None)
     assert read == [b"one", b"two"]
-    world.append(P, message=build_uuid(A[-6:], 1, ACK_TXN))  # rolled back
+    source.append(P, message=build_uuid(A[-6:], 1, ACK_TXN))  # rolled back
     end, read = step(reader, end)
     assert not read
     reader.acknowledge(end)
-    assert world.queued_in(P) == []
+    assert source.queued_in(P) == []
 
 
 @pytest.mark.parametrize("cuts", [(), (2,), (2, 4)])
-def test_f5_the_repeat_of_a_message_that_was_gone_is_read_wherever_micro_batches_end(
-    world: TopicWorld, cuts: tuple[int, ...]
+def test_f5_the_repeat_of_a_missing_message_is_read_wherever_micro_batches_end(
+    source: SourceTopic, cuts: tuple[int, ...]
 ) -> None:
-    # The writer's object was collected before its append landed. It knows, and repeats it.
-    reader = stream(world, failOnDataLoss="false")
+    # The writer's object was collected before its append landed. The writer knows, and repeats it.
+    reader = stream(source, failOnDataLoss="false")
     position: PartitionOffset | None = None
     read: list[bytes] = []
     for clock, value in ((2, b"one"), (3, b"gone"), (3, b"again")):
-        write(world, A, clock, value)
+        write(source, A, clock, value)
         if value == b"gone":
-            manifest = world.queue(P).read()
+            manifest = source.queue(P).read()
             assert manifest is not None
-            world.store.delete_many([manifest.entries()[-1].location])
-        world.append(P, b"between")
-        if len(world.queued_in(P)) in cuts:
+            source.store.delete_many([manifest.entries()[-1].location])
+        source.append(P, b"between")
+        if len(source.queued_in(P)) in cuts:
             position, part = step(reader, position)
             read += part
-    write(world, A, 4)
-    end, part = step(stream(world, failOnDataLoss="false"), position)
+    write(source, A, 4)
+    end, part = step(stream(source, failOnDataLoss="false"), position)
     assert [each for each in read + part if each != b"between"] == [b"one", b"again"]
-    replayed = stream(world, failOnDataLoss="false").plan(position, end)
+    replayed = stream(source, failOnDataLoss="false").plan(position, end)
     assert [each.metadata[0].payload for each in replayed.batches] == part
     assert replayed.missing == (0 if 4 in cuts else 1)
 
 
-def test_a_queue_that_ends_before_the_position_and_behind_an_open_transaction_went_backwards(
-    world: TopicWorld,
+def test_a_queue_that_ends_between_an_open_transaction_and_the_position_went_backwards(
+    source: SourceTopic,
 ) -> None:
-    write(world, A, 2, b"1")
-    world.append(P, b"2")
-    end, _ = step(stream(world), None)
-    # An older copy of the manifest, and no marker that knows better.
-    world.store.delete_many([f"{P}/_owner.json", f"{P}/manifest"])
-    write(world, A, 2, b"1")
+    write(source, A, 2, b"1")
+    source.append(P, b"2")
+    end, _ = step(stream(source), None)
+    # An older copy of the manifest is restored, and no marker has a later watermark.
+    source.store.delete_many([f"{P}/_owner.json", f"{P}/manifest"])
+    write(source, A, 2, b"1")
     with pytest.raises(QueueReset, match=r"cannot resume after sequence 1: .* ends at 0"):
-        stream(world).poll(PartitionOffset(end.next, end.base, end.transactions))
+        stream(source).poll(PartitionOffset(end.next, end.base, end.transactions))
 
 
-def test_a_loss_behind_an_undecided_batch_does_not_stop_the_query(world: TopicWorld) -> None:
-    reader = stream(world, failOnDataLoss="false")
+def test_a_loss_after_an_undecided_batch_does_not_stop_the_query(source: SourceTopic) -> None:
+    reader = stream(source, failOnDataLoss="false")
     start, _ = step(reader, None)
-    write(world, A, 2, b"0")
+    write(source, A, 2, b"0")
     assert step(reader, start) == (start, [])
-    world.append(P, b"1", b"2", b"3")
-    manifest = world.queue(P).read()
+    source.append(P, b"1", b"2", b"3")
+    manifest = source.queue(P).read()
     assert manifest is not None
-    world.store.put(f"{P}/manifest", manifest.drop_through(2).raw)
+    source.store.put(f"{P}/manifest", manifest.drop_through(2).raw)
     read: list[bytes] = []
     for _ in range(3):
         start, part = step(reader, start)
@@ -179,36 +181,36 @@ def test_a_loss_behind_an_undecided_batch_does_not_stop_the_query(world: TopicWo
     assert start.next == 4
 
 
-def test_a_closed_partition_is_read_without_being_claimed(world: TopicWorld) -> None:
-    world.topic.expand(2)
-    world.append(P, b"1")
-    reader = stream(world)
+def test_a_closed_partition_is_read_without_a_claim(source: SourceTopic) -> None:
+    source.topic.expand(2)
+    source.append(P, b"1")
+    reader = stream(source)
     end, _ = step(reader, None)
     reader.acknowledge(end)
-    world.topic.drain(P)
-    assert world.topic.remove_drained(after_s=0) == [P]
+    source.topic.drain(P)
+    assert source.topic.remove_drained(after_s=0) == [P]
     assert step(reader, end) == (end, [])
-    assert step(stream(world), end) == (end, [])
+    assert step(stream(source), end) == (end, [])
 
 
-def test_available_now_waits_for_no_decision(world: TopicWorld) -> None:
-    write(world, A, 2, b"1")
-    reader = stream(world)
+def test_available_now_does_not_wait_for_undecided_transactions(source: SourceTopic) -> None:
+    write(source, A, 2, b"1")
+    reader = stream(source)
     reader.freeze_end()
-    write(world, A, 3)
+    write(source, A, 3)
     end, read = step(reader, None)
     assert (end.next, read) == (0, [])
     assert step(reader, end) == (end, [])
-    assert step(stream(world), end)[1] == [b"1"]
+    assert step(stream(source), end)[1] == [b"1"]
 
 
-def test_a_query_that_holds_nothing_back_goes_on_when_all_is_decided(world: TopicWorld) -> None:
-    write(world, A, 2, b"held")
-    world.append(P, b"free")
-    end, _ = step(stream(world), None)
+def test_a_read_uncommitted_query_continues_once_everything_is_decided(source: SourceTopic) -> None:
+    write(source, A, 2, b"held")
+    source.append(P, b"free")
+    end, _ = step(stream(source), None)
     with pytest.raises(InvalidInput, match=r"undecided at sequence 0 .* would never be read"):
-        stream(world, isolationLevel="read_uncommitted").poll(end)
-    write(world, A, 3)
-    end, read = step(stream(world), end)
+        stream(source, isolationLevel="read_uncommitted").poll(end)
+    write(source, A, 3)
+    end, read = step(stream(source), end)
     assert read == [b"held"]
-    stream(world, isolationLevel="read_uncommitted").poll(end)
+    stream(source, isolationLevel="read_uncommitted").poll(end)

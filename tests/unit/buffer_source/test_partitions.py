@@ -24,10 +24,10 @@ RECORDED_V1 = (
     '{"v":1,"queue":"01JZ8T2W5N0000000000000000","next":7,"base":2,'
     '"txn":{"v":1,"apps":{"a":3},"tail":["a",6]}}'
 )
-"""An offset as release 0.1 left it in a checkpoint."""
+"""Return an offset as release 0.1 wrote it to a checkpoint."""
 
 
-def test_the_json_is_golden_because_checkpoints_hold_it() -> None:
+def test_the_json_never_changes_because_checkpoints_contain_it() -> None:
     offset = SourceOffset({ONLY: PartitionOffset(7, 2, TRANSACTIONS, "01J")})
     text = json.dumps(offset.to_json())
     assert text == (
@@ -46,14 +46,14 @@ def test_an_offset_of_version_1_is_the_position_of_the_one_queue() -> None:
         7, 2, {"v": 1, "apps": {"a": 3}, "tail": ["a", 6]}, "01JZ8T2W5N0000000000000000"
     )
     assert SourceOffset.from_json({"v": 1, "at": "start"}) is None
-    # Before queues had ids.
+    # Before queues had IDs.
     old = SourceOffset.from_json({"v": 1, "next": 7, "base": 2, "txn": {}})
     assert old is not None
     assert old.only == PartitionOffset(7, 2)
 
 
-def test_read_and_written_again_the_text_is_the_same() -> None:
-    # Spark compares offsets as text; another order of keys would run empty batches for ever.
+def test_an_offset_that_is_read_and_written_has_the_same_text() -> None:
+    # Spark compares offsets as text, so another order of keys would run empty batches forever.
     text = json.dumps(
         SourceOffset(
             {"b": PartitionOffset(1 << 40, 0, TRANSACTIONS), "a": PartitionOffset(3, 1, {}, "01J")}
@@ -65,7 +65,7 @@ def test_read_and_written_again_the_text_is_the_same() -> None:
     assert list(json.loads(text)["partitions"]) == ["a", "b"]
 
 
-def test_missing_batches_are_on_record_only_where_there_are_any() -> None:
+def test_missing_batches_are_recorded_only_if_there_are_any() -> None:
     position = PartitionOffset(7, 2, {}, "01J", (3, 5))
     text = json.dumps(SourceOffset({ONLY: position}).to_json())
     assert text.endswith('"base": 2, "txn": {}, "missing": [3, 5]}}}')
@@ -74,7 +74,7 @@ def test_missing_batches_are_on_record_only_where_there_are_any() -> None:
     assert read.only == position
 
 
-def test_a_checkpoint_of_several_partitions_is_not_one_of_a_single_queue() -> None:
+def test_an_offset_of_several_partitions_is_refused_for_a_single_queue() -> None:
     with pytest.raises(InvalidInput, match=r"about partitions \['a', 'b'\]"):
         _ = SourceOffset({"a": PartitionOffset(1, 0), "b": PartitionOffset(1, 0)}).only
 
@@ -105,34 +105,34 @@ def test_a_foreign_offset_is_refused(offset: Any, message: str) -> None:
         SourceOffset.from_json(offset)
 
 
-def test_where_a_micro_batch_begins() -> None:
+def test_a_micro_batch_begins_at_its_base_or_at_the_end_of_the_previous_one() -> None:
     assert PartitionOffset(9, 4).begin_of(None) == 4
     assert PartitionOffset(9, 4).begin_of(PartitionOffset(7, 4)) == 7
-    # A new base is where reading continued behind a loss.
+    # A new base is where reading continued after a loss.
     assert PartitionOffset(20, 15).begin_of(PartitionOffset(7, 4)) == 15
     assert PartitionOffset(3, 0).begin_of(PartitionOffset(7, 0)) == 0
 
 
 def queued(first: int, *times: tuple[int, ...]) -> Manifest:
-    """Batches from a sequence on, by the times of their ranges."""
+    """Return batches from a sequence on, with these times of their records."""
     ranges = (tuple(Metadata(at, time) for at, time in enumerate(each)) for each in times)
     entries = [NewEntry("in/no time", each) for each in ranges]
     return Manifest.starting_at(first, 0).append(entries)
 
 
-def test_the_first_batch_with_a_late_enough_record_is_where_a_time_begins() -> None:
+def test_a_start_time_begins_at_the_first_batch_with_a_late_enough_record() -> None:
     view = queued(3, (100,), (90, 250), (300,))
     assert [sequence_since(view, since) for since in (100, 200, 301)] == [3, 4, 6]
     assert sequence_since(queued(6), 0) == 6
-    # A batch of unknown time rather comes too often.
+    # A batch of unknown time is included.
     assert sequence_since(queued(3, (100,), ()), 200) == 4
 
 
-def test_a_time_before_all_that_is_queued_is_warned_of_with_both_times(
+def test_a_start_time_before_all_queued_batches_logs_a_warning_with_both_times(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sequence_since(queued(3, (1_000, 90)), 90)
-    sequence_since(queued(0, (1_000,)), 90)  # nothing has left this queue
+    sequence_since(queued(0, (1_000,)), 90)  # nothing was dequeued from this queue
     sequence_since(queued(3, ()), 90)
     assert not caplog.messages
     assert sequence_since(queued(3, (61_000,), (1 << 62,)), 90) == 3
@@ -143,7 +143,7 @@ def test_a_time_before_all_that_is_queued_is_warned_of_with_both_times(
     assert f"begins at {1 << 62} ms" in other
 
 
-def test_a_batch_is_as_old_as_its_records_else_as_its_name(runtime: ManualRuntime) -> None:
+def test_a_batch_has_the_age_of_its_records_or_else_of_its_name(runtime: ManualRuntime) -> None:
     name = batch_key("ingest", runtime.ulid())
     ranges = (Metadata(0, 7_000), Metadata(3, 5_000), Metadata(9, 9_000))
     assert oldest_ms(BatchDescriptor(4, name, ranges)) == 5_000

@@ -1,4 +1,4 @@
-"""What a trigger reads, and which task reads which part of it."""
+"""The batches that a trigger reads, and how they are divided into tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.unit.buffer_source.source_queue import WatchedStore
 
 
 class Batches:
-    """Batches with sizes and record counts, and a note of which were measured."""
+    """Batches with sizes and record counts, which records the measured ones."""
 
     def __init__(self, sizes: list[int], records: list[int] | None = None) -> None:
         self._sizes = sizes
@@ -53,7 +53,7 @@ class Batches:
         return rate_limit(range(len(self._sizes)), limits, self.sizes, self.records, chunk=chunk)
 
 
-def test_without_limits_everything_is_admitted_and_nothing_measured() -> None:
+def test_without_limits_everything_is_admitted_and_nothing_is_measured() -> None:
     batches = Batches([1] * 5)
     assert batches.rate_limit(ReadLimits()) == 5
     assert batches.rate_limit(ReadLimits(batches=3)) == 3
@@ -66,14 +66,14 @@ def test_a_batch_larger_than_the_limit_is_read_alone() -> None:
     assert Batches([1, 1], records=[900, 1]).rate_limit(ReadLimits(records=10)) == 1
 
 
-def test_the_lowest_limit_wins() -> None:
+def test_the_lowest_limit_applies() -> None:
     batches = Batches([10] * 6, records=[100] * 6)
     assert batches.rate_limit(ReadLimits(batches=4, bytes=30, records=500)) == 3
     assert batches.rate_limit(ReadLimits(batches=2, bytes=30, records=500)) == 2
     assert batches.rate_limit(ReadLimits(batches=4, bytes=1000, records=100)) == 1
 
 
-def test_no_more_is_measured_than_the_limit_may_admit() -> None:
+def test_only_batches_that_the_limit_may_admit_are_measured() -> None:
     batches = Batches([10] * 100)
     assert batches.rate_limit(ReadLimits(bytes=25), chunk=4) == 2
     assert batches.measured == [0, 1, 2, 3]
@@ -96,7 +96,7 @@ def test_tasks_fill_whole_rounds_of_the_cores(mib: int, cores: int, tasks: int) 
     st.integers(1, 64),
     st.none() | st.integers(1, 64),
 )
-def test_packing_loses_repeats_and_reorders_nothing(
+def test_packing_neither_loses_nor_repeats_nor_reorders_batches(
     sizes: list[int], parallelism: int, at_least: int | None
 ) -> None:
     tasks = pack(range(len(sizes)), sizes, parallelism, at_least)
@@ -105,11 +105,11 @@ def test_packing_loses_repeats_and_reorders_nothing(
     if at_least is not None:
         assert len(tasks) >= min(at_least, len(sizes))
     for task in tasks:
-        # A task exceeds its share by less than the two batches at its edges.
+        # A task exceeds its share by less than the first and the last of its batches.
         assert sum(sizes[each] for each in task[1:-1]) <= MAX_TASK_BYTES
 
 
-def test_queues_share_a_limit_by_their_backlogs() -> None:
+def test_queues_share_a_limit_in_proportion_to_their_backlogs() -> None:
     order = list(interleave([100, 100, 100], [600, 300, 100]))
     for most in (10, 30, 100):
         taken = [order[:most].count(queue) for queue in range(3)]
@@ -118,7 +118,7 @@ def test_queues_share_a_limit_by_their_backlogs() -> None:
         assert taken[2] >= 1
 
 
-def test_a_short_queue_does_not_wait_for_long_ones() -> None:
+def test_a_short_queue_does_not_wait_for_longer_ones() -> None:
     order = list(interleave([0, 1000, 1], [0, 1_000_000, 1]))
     assert order[:2] == [1, 2]
 
@@ -129,13 +129,13 @@ def test_equal_queues_alternate_in_the_order_they_are_given() -> None:
 
 
 def tasks(sizes: list[int], **options: Any) -> list[tuple[PartitionBatch, ...]]:
-    """The batches of each task."""
+    """Return the batches of each task."""
     batches = [PartitionBatch(number, f"{number}") for number in range(len(sizes))]
     settings = SourceOptions(queue=QueueConfig(store="/d"), **options)
     return [each.batches for each in plan_tasks(batches, sizes, settings)]
 
 
-def test_the_cores_of_the_cluster_go_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_cores_in_the_cluster_has_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     batches = [2 * MIB] * 100
     assert len(tasks(batches, cores=48)) == 48
@@ -146,7 +146,7 @@ def test_the_cores_of_the_cluster_go_before_anything_else(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("cores", [2, 12])
 @pytest.mark.parametrize("place", [0, 2500, 5000])
-def test_one_large_batch_among_tiny_ones_is_shared_and_no_task_reads_it_twice(
+def test_one_large_batch_among_tiny_ones_is_shared_by_tasks_and_read_once(
     place: int, cores: int
 ) -> None:
     sizes = [1000] * place + [200 * MIB] + [1000] * (5000 - place)
@@ -158,7 +158,7 @@ def test_one_large_batch_among_tiny_ones_is_shared_and_no_task_reads_it_twice(
     assert max(len(parts) for _, parts in found) == 1
     assert 200 * MIB / len(shared) <= max(16 * MIB, 1.5 * 200 * MIB / cores)
     assert {each.sequence for task, _ in found for each in task} == set(range(5001))
-    # The tasks before, behind and beside it have their share of the tiny ones.
+    # The tasks before, after, and next to it have their share of the tiny batches.
     assert max(len(task) for task, _ in found) <= 1.5 * 5000 / min(10, cores)
 
 
@@ -212,7 +212,7 @@ def test_sizes_take_one_listing(store: WatchedStore, batch_sizes: BatchSizes) ->
     assert len(store.lists) == 2
 
 
-def test_a_batch_no_listing_shows_counts_as_average(
+def test_a_batch_that_is_not_listed_counts_as_average(
     store: WatchedStore, batch_sizes: BatchSizes
 ) -> None:
     assert batch_sizes.sizes([BatchDescriptor(0, "elsewhere/a.batch")]) == [UNKNOWN_SIZE]
@@ -221,7 +221,7 @@ def test_a_batch_no_listing_shows_counts_as_average(
 
 
 @pytest.mark.parametrize("folder", ["ingest/app=a/batch=7", "ingest/01JZ0000000000000000000000"])
-def test_writers_with_folders_of_their_own_are_listed_there(
+def test_folders_of_single_writers_are_listed(
     store: WatchedStore, batch_sizes: BatchSizes, folder: str
 ) -> None:
     for index in range(100):
@@ -235,7 +235,7 @@ def test_writers_with_folders_of_their_own_are_listed_there(
     assert (len(store.lists), store.listed) == (1, 3)
 
 
-def test_sizes_that_are_not_asked_for_are_not_kept_for_ever(
+def test_sizes_that_are_not_requested_are_forgotten(
     store: WatchedStore, batch_sizes: BatchSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("buffer_source.planner.KEEP", 10)
@@ -266,7 +266,7 @@ def test_estimates_list_only_when_it_pays(
     assert batch_sizes.estimates(last) == [56] * len(last)
 
 
-def test_a_few_batches_are_measured_where_tasks_would_be_idle(
+def test_a_few_batches_are_measured_if_tasks_would_be_idle_otherwise(
     store: WatchedStore, runtime: ManualRuntime
 ) -> None:
     batch_sizes = sizes_of(store, runtime, minPartitions="2")
@@ -274,13 +274,13 @@ def test_a_few_batches_are_measured_where_tasks_would_be_idle(
     assert sizes_of(store, runtime, minPartitions="1").estimates([first]) == [UNKNOWN_SIZE]
     assert batch_sizes.estimates([first]) == [50]
     second = put(store, 1, b"x" * 90)
-    assert batch_sizes.estimates([second]) == [50], "the average, until it is time again"
+    assert batch_sizes.estimates([second]) == [50], "the average is used until the next listing"
     runtime.advance(LIST_INTERVAL_S)
     assert batch_sizes.estimates([second]) == batch_sizes.estimates([second]) == [90]
     assert len(store.lists) == 2
 
 
-def test_records_come_from_the_footers_and_are_remembered(
+def test_record_counts_are_read_from_the_footers_and_remembered(
     store: WatchedStore, batch_sizes: BatchSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [put(store, index, encode_batch([b"r"] * index)) for index in range(6)]
@@ -291,7 +291,7 @@ def test_records_come_from_the_footers_and_are_remembered(
     assert batch_sizes.records(batches) == [0, 0, 0, 0, 4, 5]
 
 
-def test_a_batch_that_cannot_be_measured_is_left_to_the_task_that_reads_it(
+def test_a_batch_that_cannot_be_measured_is_planned_and_fails_in_its_task(
     store: WatchedStore, batch_sizes: BatchSizes
 ) -> None:
     batches = [put(store, 0, b"short"), put(store, 1, b"not a footer"), BatchDescriptor(2, "gone")]

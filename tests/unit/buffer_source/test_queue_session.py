@@ -1,4 +1,4 @@
-"""A queue that a run of a query has opened: starts, losses and other queues."""
+"""A queue that a run of a query has opened: starts, losses, and other queues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from buffer_source.partitions import PartitionOffset
 from buffer_source.queue_session import EVERYTHING, QueueSession, open_session
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.buffer_source.source_queue import World
+from tests.unit.buffer_source.source_queue import SourceQueue
 
 
 def once(call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -19,14 +19,14 @@ def once(call: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.fixture
-def queue(runtime: ManualRuntime) -> World:
-    return World(runtime)
+def queue(runtime: ManualRuntime) -> SourceQueue:
+    return SourceQueue(runtime)
 
 
 def claim(
-    queue: World, start: PartitionOffset | None = None, queue_id: str = "", **options: str
+    queue: SourceQueue, start: PartitionOffset | None = None, queue_id: str = "", **options: str
 ) -> QueueSession:
-    given = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **options})
+    given = SourceOptions.from_spark({"path": "/queue", "gcEnabled": "false", **options})
     return open_session(given, queue.store, queue.runtime, once, start, queue_id)
 
 
@@ -44,8 +44,8 @@ def claim(
         ("8", EVERYTHING, 8),
     ],
 )
-def test_what_starting_offsets_mean_in_a_queue_of_3_to_7(
-    queue: World, wanted: str, run_end: int, begin: int
+def test_starting_offsets_are_resolved_in_a_queue_of_3_to_7(
+    queue: SourceQueue, wanted: str, run_end: int, begin: int
 ) -> None:
     queue.produce(8)
     claim(queue, PartitionOffset(3, 0))
@@ -56,7 +56,9 @@ def test_what_starting_offsets_mean_in_a_queue_of_3_to_7(
         assert taking.starting_offset(run_end) == begin
 
 
-def test_a_start_that_is_not_queued_is_an_error_or_the_oldest_one(queue: World) -> None:
+def test_a_start_outside_the_queue_is_an_error_or_becomes_the_oldest_batch(
+    queue: SourceQueue,
+) -> None:
     queue.produce(4)
     with pytest.raises(DataLoss, match=r"sequence 0 is needed .* starts at 1"):
         claim(queue, PartitionOffset(1, 0), startingOffsets="0").starting_offset(EVERYTHING)

@@ -1,4 +1,4 @@
-"""Queries over a queue that another client keeps in a layout of its own."""
+"""Queries over a queue that another client keeps in its own layout."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from tests.support.exporter import DATA, MANIFEST, export, there
-from tests.unit.buffer_source.source_queue import World
+from tests.unit.buffer_source.source_queue import SourceQueue
 from tests.unit.buffer_source.test_micro_batch_stream import batch
 
 CREATE = {"createIfMissing": "true"}
 
 
 @pytest.fixture
-def world() -> World:
-    return World(ManualRuntime())
+def source() -> SourceQueue:
+    return SourceQueue(ManualRuntime())
 
 
-def keys(world: World) -> list[str]:
-    return [found.key for found in world.store.list("").objects]
+def keys(source: SourceQueue) -> list[str]:
+    return [found.key for found in source.store.list("").objects]
 
 
 def options_in(message: str) -> dict[str, str]:
-    """The options that an error tells its reader to give."""
+    """Return the options that an error asks for."""
     return dict(re.findall(r'\.option\("(\w+)", "([^"]*)"\)', message))
 
 
@@ -40,33 +40,35 @@ def options_in(message: str) -> dict[str, str]:
     "start", [{"dataPathPrefix": "ingest/otel/logs"}, {"dataPathPrefix": DATA}]
 )
 @pytest.mark.parametrize("create", [{}, CREATE])
-def test_f51_following_the_errors_of_a_stream_leads_to_the_exporter_s_batches(
-    world: World, start: dict[str, str], create: dict[str, str]
+def test_f51_the_errors_of_a_stream_lead_to_the_batches_of_the_exporter(
+    source: SourceQueue, start: dict[str, str], create: dict[str, str]
 ) -> None:
-    batches = export(world.store, b"a", b"b", b"c")
+    batches = export(source.store, b"a", b"b", b"c")
     given = {**start, "manifestPath": MANIFEST} if "data" not in start["dataPathPrefix"] else start
     with pytest.raises(InvalidInput) as caught:
-        batch(world.run(**given, **create), None)
+        batch(source.run(**given, **create), None)
     message = str(caught.value)
     assert "createIfMissing" not in message
     assert "manifest_path" not in message
-    assert there(world.store) == batches
-    assert not [key for key in keys(world) if key.endswith("_owner.json")]
+    assert there(source.store) == batches
+    assert not [key for key in keys(source) if key.endswith("_owner.json")]
     given = {**given, **options_in(message)}
-    _, read = batch(world.run(**given, **create), None)
+    _, read = batch(source.run(**given, **create), None)
     assert read == [0, 1, 2]
     assert given == {"dataPathPrefix": DATA, "manifestPath": MANIFEST}
-    assert there(world.store)[:3] == batches
+    assert there(source.store)[:3] == batches
 
 
-def test_f51_a_stream_that_knows_only_the_folder_above_is_told_both_options(world: World) -> None:
-    export(world.store, b"a")
+def test_f51_the_error_of_a_stream_with_only_the_parent_folder_names_both_options(
+    source: SourceQueue,
+) -> None:
+    export(source.store, b"a")
     with pytest.raises(InvalidInput) as caught:
-        batch(world.run(dataPathPrefix="ingest/otel/logs"), None)
+        batch(source.run(dataPathPrefix="ingest/otel/logs"), None)
     assert options_in(str(caught.value)) == {"dataPathPrefix": DATA, "manifestPath": MANIFEST}
 
 
-def test_a_batch_read_needs_both_options_and_says_so(tmp_path: Path) -> None:
+def test_the_error_of_a_batch_read_names_both_options(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     export(store, b"a", b"b")
     given = {"path": str(tmp_path), "dataPathPrefix": DATA}
@@ -82,20 +84,20 @@ def test_a_batch_read_needs_both_options_and_says_so(tmp_path: Path) -> None:
     assert read(manifestPath=MANIFEST) == 2
 
 
-def test_a_missing_queue_without_batches_is_still_created_on_request(world: World) -> None:
+def test_a_missing_queue_without_batches_is_still_created_on_request(source: SourceQueue) -> None:
     with pytest.raises(InvalidInput, match="createIfMissing to true"):
-        batch(world.run(dataPathPrefix="new", manifestPath="queue/new"), None)
-    _, read = batch(world.run(dataPathPrefix="new", manifestPath="queue/new", **CREATE), None)
+        batch(source.run(dataPathPrefix="new", manifestPath="queue/new"), None)
+    _, read = batch(source.run(dataPathPrefix="new", manifestPath="queue/new", **CREATE), None)
     assert read == []
-    assert "queue/new" in keys(world)
+    assert "queue/new" in keys(source)
 
 
 @pytest.mark.parametrize("prefix", [{}, {"dataPathPrefix": "p-00000"}])
-def test_a_manifest_is_refused_for_a_topic(world: World, prefix: dict[str, str]) -> None:
-    Topic.create(QueueConfig(store="/world"), 1, store=world.store, runtime=world.runtime)
-    before = keys(world)
+def test_a_manifest_is_refused_for_a_topic(source: SourceQueue, prefix: dict[str, str]) -> None:
+    Topic.create(QueueConfig(store="/queue"), 1, store=source.store, runtime=source.runtime)
+    before = keys(source)
     with pytest.raises(InvalidInput) as caught:
-        batch(world.run(manifestPath="ingest/m", **prefix), None)
+        batch(source.run(manifestPath="ingest/m", **prefix), None)
     assert 'Leave out .option("manifestPath", "ingest/m")' in str(caught.value)
     assert "name it with the option dataPathPrefix" in str(caught.value)
-    assert keys(world) == before
+    assert keys(source) == before

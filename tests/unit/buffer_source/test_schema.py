@@ -1,4 +1,4 @@
-"""What a user schema may ask for, and what records show."""
+"""Schemas that a user may ask for, and schemas that are inferred from records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from buffer_source.schema import check_not_inferred, check_schema, infer_schema
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.values import ValueOptions
-from tests.unit.buffer_source.source_queue import TopicWorld, World
+from tests.unit.buffer_source.source_queue import SourceQueue, SourceTopic
 from tests.unit.buffer_source.structs import struct
 
 
@@ -26,7 +26,7 @@ def check(schema: StructType, **options: str) -> None:
     check_schema(schema, ValueOptions(**options))
 
 
-def test_fields_of_records_and_our_own_columns_lie_side_by_side() -> None:
+def test_a_schema_may_have_fields_of_records_and_metadata_columns() -> None:
     check(
         struct("id bigint", "value string", "sequence int", "_sequence bigint", "_index int",
                "_ingestion_time timestamp", "_metadata string", "_location string",
@@ -44,7 +44,7 @@ def test_fields_of_records_and_our_own_columns_lie_side_by_side() -> None:
         (["_corrupt_record int"], "make it STRING"),
     ],
 )
-def test_what_is_not_read_is_refused(columns: list[str], message: str) -> None:
+def test_unsupported_columns_are_refused(columns: list[str], message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check(struct(*columns))
     assert message in str(caught.value)
@@ -67,7 +67,7 @@ def test_not_null_is_refused_at_any_depth(column: str) -> None:
         (MapType(StringType(), VariantType()), "'c{}' as VARIANT"),
     ],
 )
-def test_a_type_that_is_something_else_to_arrow_is_refused_at_any_depth(
+def test_a_type_with_another_meaning_in_arrow_is_refused_at_any_depth(
     dtype: DataType, named: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -79,62 +79,62 @@ def test_a_type_that_is_something_else_to_arrow_is_refused_at_any_depth(
 
 
 @pytest.fixture
-def world(runtime: ManualRuntime) -> World:
-    return World(runtime)
+def source(runtime: ManualRuntime) -> SourceQueue:
+    return SourceQueue(runtime)
 
 
-def inferred(world: World | TopicWorld, **given: str) -> str:
-    options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json", **given})
+def inferred(source: SourceQueue | SourceTopic, **given: str) -> str:
+    options = SourceOptions.from_spark({"path": "/queue", "valueFormat": "json", **given})
     assert options.values is not None
-    schema = infer_schema(options, options.values, world.store, world.runtime)
+    schema = infer_schema(options, options.values, source.store, source.runtime)
     return schema.simpleString()
 
 
-def test_the_oldest_and_the_newest_batches_say_which_columns_there_are(world: World) -> None:
-    world.produce(records=[b'{"id":1}'])
-    world.produce(20, records=[b'{"never":"seen"}'])
-    world.produce(4, records=[b'{"id":2.5,"at":{"x":[1]}}', b"broken"])
-    assert inferred(world) == (
+def test_columns_are_inferred_from_the_oldest_and_the_newest_batches(source: SourceQueue) -> None:
+    source.produce(records=[b'{"id":1}'])
+    source.produce(20, records=[b'{"never":"seen"}'])
+    source.produce(4, records=[b'{"id":2.5,"at":{"x":[1]}}', b"broken"])
+    assert inferred(source) == (
         "struct<id:double,never:string,at:struct<x:array<bigint>>,_corrupt_record:string>"
     )
 
 
-def test_fields_that_are_called_like_our_columns_are_left_out_and_named(
-    world: World, caplog: pytest.LogCaptureFixture
+def test_fields_with_the_names_of_metadata_columns_are_left_out_and_named(
+    source: SourceQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.produce(records=[b'{"_index":"logs-7","_id":"x","_locations":[1],"took":3}', b"broken"])
-    assert inferred(world) == "struct<_id:string,took:bigint,_corrupt_record:string>"
+    source.produce(records=[b'{"_index":"logs-7","_id":"x","_locations":[1],"took":3}', b"broken"])
+    assert inferred(source) == "struct<_id:string,took:bigint,_corrupt_record:string>"
     assert "'_index' (_index), '_locations' (_location)" in caplog.text
 
 
 def test_a_topic_is_sampled_in_all_its_partitions(runtime: ManualRuntime) -> None:
-    world = TopicWorld(runtime, 2)
-    first, second = world.topic.read().names
-    world.append(first, b'{"a":1}')
-    world.append(second, b'{"b":"x"}')
-    assert inferred(world) == "struct<a:bigint,b:string,_corrupt_record:string>"
+    source = SourceTopic(runtime, 2)
+    first, second = source.topic.read().names
+    source.append(first, b'{"a":1}')
+    source.append(second, b'{"b":"x"}')
+    assert inferred(source) == "struct<a:bigint,b:string,_corrupt_record:string>"
 
 
-def test_a_batch_whose_object_is_gone_is_not_in_the_sample(world: World) -> None:
-    world.produce(records=[b'{"a":1}'])
-    world.produce(records=[b'{"b":1}'])
-    world.store.delete_many([world.manifest().entries()[0].location])
-    assert inferred(world, mode="FAILFAST") == "struct<b:bigint>"
+def test_a_batch_without_its_object_is_not_in_the_sample(source: SourceQueue) -> None:
+    source.produce(records=[b'{"a":1}'])
+    source.produce(records=[b'{"b":1}'])
+    source.store.delete_many([source.manifest().entries()[0].location])
+    assert inferred(source, mode="FAILFAST") == "struct<b:bigint>"
 
 
-def test_where_nothing_shows_columns_it_says_how_to_name_them(world: World) -> None:
-    world.produce(records=[b"plain"])
+def test_the_error_without_inferable_columns_says_how_to_name_them(source: SourceQueue) -> None:
+    source.produce(records=[b"plain"])
     with pytest.raises(InvalidInput, match=r"none of 1 records .*\.schema\('id BIGINT"):
-        inferred(world)
+        inferred(source)
     with pytest.raises(InvalidInput, match="there is no queue with manifest"):
-        inferred(world, dataPathPrefix="other")
+        inferred(source, dataPathPrefix="other")
 
 
-def test_a_stream_refuses_an_inferred_schema_and_prints_the_line_to_paste(world: World) -> None:
-    world.produce(records=[b'{"id":1,"a b":"x"}'])
-    options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json"})
+def test_a_stream_refuses_an_inferred_schema_and_prints_it_for_copying(source: SourceQueue) -> None:
+    source.produce(records=[b'{"id":1,"a b":"x"}'])
+    options = SourceOptions.from_spark({"path": "/queue", "valueFormat": "json"})
     assert options.values is not None
-    schema = infer_schema(options, options.values, world.store, world.runtime)
+    schema = infer_schema(options, options.values, source.store, source.runtime)
     with pytest.raises(InvalidInput) as caught:
         check_not_inferred(schema)
     assert '    .schema("id BIGINT, `a b` STRING, _corrupt_record STRING")\n' in str(caught.value)

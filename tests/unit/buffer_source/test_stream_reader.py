@@ -40,7 +40,7 @@ def produce(store: Path, *records: bytes) -> None:
         producer.produce(list(records), b"m")
 
 
-def test_making_and_pickling_a_reader_does_nothing(tmp_path: Path) -> None:
+def test_creating_and_pickling_a_reader_sends_no_request(tmp_path: Path) -> None:
     made = reader(tmp_path / "queue")
     assert made.initialOffset() == INITIAL
     made.getDefaultReadLimit()
@@ -49,7 +49,7 @@ def test_making_and_pickling_a_reader_does_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "queue").exists()
 
 
-def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
+def test_a_pickled_reader_plans_and_reads_rows(tmp_path: Path) -> None:
     produce(tmp_path, b"a", b"b")
     produce(tmp_path, b"c")
     driver = reader(tmp_path, minPartitions="1")
@@ -58,7 +58,7 @@ def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
     (partition,) = driver.partitions(driver.initialOffset(), end)
     assert isinstance(partition, TaskBatches)
     assert [each.sequence for each in partition.batches] == [0, 1]
-    # Pickled after it was used: the driver's consumer must not travel.
+    # It is pickled after use, and must not take the driver's consumer along.
     executor = pickle.loads(pickle.dumps(driver))
     rows = pa.Table.from_batches(executor.read(pickle.loads(pickle.dumps(partition)))).to_pylist()
     assert [(row["value"], row["sequence"], row["index"]) for row in rows] == [
@@ -76,7 +76,7 @@ def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
     driver.stop()
 
 
-def test_planning_holds_a_long_manifest_three_times_at_most(tmp_path: Path) -> None:
+def test_planning_has_at_most_three_copies_of_a_long_manifest_in_memory(tmp_path: Path) -> None:
     # PYSPARK_PLANNER_MEMORY_MB: with a million batches each copy takes 74 MB of the 512.
     produce(tmp_path, b"a")
     path = tmp_path / "ingest" / "manifest"
@@ -85,7 +85,7 @@ def test_planning_holds_a_long_manifest_three_times_at_most(tmp_path: Path) -> N
     long = waiting.append([NewEntry(entry.location, entry.metadata)] * 50_000)
     path.write_bytes(long.raw)
     driver = reader(tmp_path, maxBatchesPerTrigger="10")
-    keep_freed_memory()  # Reserves 16 MiB once, and touches none of it.
+    keep_freed_memory()  # Reserves 16 MiB once without touching it.
     tracemalloc.start()
     try:
         end = driver.latestOffset(driver.initialOffset(), driver.getDefaultReadLimit())
@@ -97,7 +97,7 @@ def test_planning_holds_a_long_manifest_three_times_at_most(tmp_path: Path) -> N
     assert long.size < peak < 3.4 * long.size
 
 
-def test_an_idle_query_gets_its_version_1_offset_back_as_it_is(tmp_path: Path) -> None:
+def test_an_idle_query_gets_its_version_1_offset_back_unchanged(tmp_path: Path) -> None:
     # Another text for the same position would make Spark run an empty micro-batch.
     produce(tmp_path, b"a")
     driver = reader(tmp_path)
@@ -107,7 +107,7 @@ def test_an_idle_query_gets_its_version_1_offset_back_as_it_is(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> None:
+def test_f25_a_missing_batch_can_be_skipped(tmp_path: Path, missing: int) -> None:
     for record in (b"a", b"b", b"c"):
         produce(tmp_path, record)
     driver = reader(tmp_path, failOnDataLoss="false", minPartitions="1")
@@ -128,7 +128,7 @@ def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> N
         ({"maxOffsetsPerTrigger": "2"}, "ReadMaxRows", {"max_rows": 2}),
     ],
 )
-def test_the_default_limit_is_the_users_and_spark_knows_it_by_its_name(
+def test_the_default_limit_comes_from_the_options_in_spark_s_form(
     options: dict[str, str], name: str, fields: dict[str, int]
 ) -> None:
     limit = reader(Path("/unused"), **options).getDefaultReadLimit()
@@ -141,13 +141,13 @@ def test_spark_sees_that_available_now_is_supported() -> None:
     assert isinstance(reader(Path("/unused")), SupportsTriggerAvailableNow)
 
 
-def test_without_a_start_reading_goes_on_where_the_last_plan_ended(tmp_path: Path) -> None:
+def test_without_a_start_reading_continues_where_the_last_plan_ended(tmp_path: Path) -> None:
     for record in (b"a", b"b", b"c"):
         produce(tmp_path, record)
     driver = reader(tmp_path, maxBatchesPerTrigger="2")
     first = driver.latestOffset()
     assert first["partitions"]["0"]["next"] == 2
-    # Not planned yet: Spark may have the answer in its log.
+    # It is not planned yet, and Spark may have logged the answer.
     assert driver.latestOffset() is first
     assert driver.partitions(driver.initialOffset(), first)
     second = driver.latestOffset()
@@ -159,7 +159,7 @@ def test_without_a_start_reading_goes_on_where_the_last_plan_ended(tmp_path: Pat
     driver.stop()
 
 
-def test_at_a_restart_without_a_start_what_is_on_record_is_planned_and_nothing_is_lost(
+def test_after_a_restart_without_a_start_the_logged_offsets_are_planned_without_loss(
     tmp_path: Path,
 ) -> None:
     for record in (b"a", b"b", b"c"):
@@ -168,7 +168,7 @@ def test_at_a_restart_without_a_start_what_is_on_record_is_planned_and_nothing_i
     end = killed.latestOffset()
     batches = killed.partitions(killed.initialOffset(), end)
     driver = reader(tmp_path, maxBatchesPerTrigger="2")
-    # As Spark 4.0 and 4.1 do, although the end is not in the commit log.
+    # Spark 4.0 and 4.1 do so although the end is not in the commit log.
     assert driver.partitions(end, end) == []
     again = driver.partitions(driver.initialOffset(), end)
     assert [each.value for each in again] == [each.value for each in batches]
@@ -179,7 +179,7 @@ def test_at_a_restart_without_a_start_what_is_on_record_is_planned_and_nothing_i
 
 
 @pytest.mark.parametrize("new", [[], [b"c"]])
-def test_an_end_that_spark_asked_for_before_it_named_a_start_is_refused(
+def test_a_start_equal_to_an_end_that_spark_never_planned_is_refused(
     tmp_path: Path, new: list[bytes]
 ) -> None:
     for record in (b"a", b"b"):
@@ -187,14 +187,14 @@ def test_an_end_that_spark_asked_for_before_it_named_a_start_is_refused(
     committed = reader(tmp_path).latestOffset()
     for record in new:
         produce(tmp_path, record)
-    # A restart with triggerAvailableNowWrapper. Spark has not logged the answer yet.
+    # This is a restart with triggerAvailableNowWrapper. Spark has not logged the answer yet.
     restarted = reader(tmp_path)
     restarted.latestOffset()
     with pytest.raises(InvalidInput, match="triggerAvailableNowWrapper"):
         restarted.partitions(committed, committed)
 
 
-def test_limits_are_warned_of_where_spark_does_not_tell_its_trigger(
+def test_limits_log_a_warning_if_spark_does_not_pass_its_trigger(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     produce(tmp_path, b"a")
@@ -207,7 +207,7 @@ def test_limits_are_warned_of_where_spark_does_not_tell_its_trigger(
     assert "reads one micro-batch" in message
 
 
-def test_fenced_says_that_reading_a_queue_twice_does_this(tmp_path: Path) -> None:
+def test_the_fenced_error_explains_that_two_queries_read_the_queue(tmp_path: Path) -> None:
     produce(tmp_path, b"a")
     first, second = reader(tmp_path), reader(tmp_path)
     end = first.latestOffset(first.initialOffset(), ReadAllAvailable())
@@ -217,7 +217,7 @@ def test_fenced_says_that_reading_a_queue_twice_does_this(tmp_path: Path) -> Non
     assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
 
 
-def test_fenced_of_a_reader_of_a_log_gives_no_advice_about_queues(tmp_path: Path) -> None:
+def test_the_fenced_error_of_a_log_reader_has_no_advice_about_queues(tmp_path: Path) -> None:
     produce(tmp_path, b"a")
     ok("readers", "enable", str(tmp_path), "--yes")
     first, second = (reader(tmp_path, reader="billing") for _ in range(2))
@@ -226,12 +226,12 @@ def test_fenced_of_a_reader_of_a_log_gives_no_advice_about_queues(tmp_path: Path
     with pytest.raises(Fenced, match=r"reader 'billing'.*loads the log twice") as caught:
         first.latestOffset(end, ReadAllAvailable())
     text = str(caught.value)
-    assert "a reset with --force" in text, "which fences where no other query is"
+    assert "a reset with --force" in text, "which fences although no other query reads the log"
     assert "acknowledge" not in text
     assert "one query for each queue" not in text
 
 
-def test_a_planner_without_memory_names_the_setting(
+def test_the_error_of_a_planner_without_memory_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -242,13 +242,13 @@ def test_a_planner_without_memory_names_the_setting(
         reader(tmp_path).latestOffset(INITIAL, ReadAllAvailable())
 
 
-def test_a_stream_refuses_what_only_a_batch_read_has(tmp_path: Path) -> None:
+def test_a_stream_refuses_options_of_batch_reads(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="endingOffsets"):
         reader(tmp_path, endingOffsets="3")
 
 
-def test_the_process_of_a_query_loads_nothing_large() -> None:
-    # Spark starts one for each query, and waits for its first answer.
+def test_the_process_of_a_query_loads_no_large_module() -> None:
+    # Spark starts one process per query, and waits for its first answer.
     code = """
 import sys
 import pyspark.sql.streaming.python_streaming_source_runner

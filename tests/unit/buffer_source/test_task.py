@@ -1,4 +1,4 @@
-"""What a task reads, and the query id that it adds to the consumer info."""
+"""Reading in a task, and the query ID that it adds to the consumer info."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def sequences(given: SourceOptions, descriptors: list[PartitionBatch]) -> list[i
     return [row for piece in pieces for row in piece["sequence"].to_pylist()]
 
 
-def corrupt_behind_good_rows() -> bytes:
-    """A batch whose fault is in its last record, some arrays behind the first."""
+def corrupt_after_good_rows() -> bytes:
+    """Return a batch whose last record is corrupt, some arrays after the first."""
     good = encode_batch([b"x" * 1000] * 4000, Compression.NONE)
     block = bytearray(good)
     last = len(good) - 7 - 1004
@@ -54,14 +54,14 @@ def corrupt_behind_good_rows() -> bytes:
     return bytes(block)
 
 
-def test_batches_come_in_order(tmp_path: Path, store: Store, runtime: ManualRuntime) -> None:
+def test_batches_are_read_in_order(tmp_path: Path, store: Store, runtime: ManualRuntime) -> None:
     descriptors = put(store, runtime, *(encode_batch([b"a"] * count) for count in (2, 0, 3)))
     assert sequences(options(tmp_path), descriptors) == [0, 0, 2, 2, 2]
 
 
-@pytest.mark.parametrize("bad", [b"short", b"x" * 100, corrupt_behind_good_rows()])
+@pytest.mark.parametrize("bad", [b"short", b"x" * 100, corrupt_after_good_rows()])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_corrupt_batch_is_quarantined_and_passed_by(
+def test_a_corrupt_batch_is_quarantined_and_skipped(
     tmp_path: Path,
     store: Store,
     runtime: ManualRuntime,
@@ -75,13 +75,15 @@ def test_a_corrupt_batch_is_quarantined_and_passed_by(
     data.insert(at, bad)
     descriptors = put(store, runtime, *data)
     given = options(tmp_path, corruptBatches="quarantine")
-    for _ in range(2):  # A task that is attempted again finds the copy and makes no other.
+    for _ in range(
+        2
+    ):  # A repeated attempt of the task finds the copy and does not make another one.
         assert sequences(given, descriptors) == [each for each in range(3) if each != at]
     (report,) = list_quarantine(store, "ingest")
     assert (report.sequence, report.location) == (at, descriptors[at].location)
     assert read_copy(store, "ingest", report) == bad
     assert counted == [1, 1]
-    # The object stays where it is: an operator may still repair it.
+    # The object is kept, so that an operator may still repair it.
     assert store.get(descriptors[at].location) is not None
 
 
@@ -90,15 +92,15 @@ def test_a_corrupt_batch_that_tasks_share_is_quarantined_by_all_and_counted_once
 ) -> None:
     counted: list[int] = []
     monkeypatch.setattr(metrics.batches_quarantined, "add", counted.append)
-    (batch,) = put(store, runtime, corrupt_behind_good_rows())
+    (batch,) = put(store, runtime, corrupt_after_good_rows())
     given = options(tmp_path, corruptBatches="quarantine")
     assert [sequences(given, [part]) for part in batch.shared_by(3)] == [[], [], []]
     assert len(list_quarantine(store, "ingest")) == 1
     assert counted == [1]
 
 
-@pytest.mark.parametrize("bad", [b"x" * 100, corrupt_behind_good_rows()])
-def test_a_corrupt_batch_ends_the_query_by_default_and_names_the_option(
+@pytest.mark.parametrize("bad", [b"x" * 100, corrupt_after_good_rows()])
+def test_a_corrupt_batch_fails_the_query_by_default_and_the_error_names_the_option(
     tmp_path: Path, store: Store, runtime: ManualRuntime, bad: bytes
 ) -> None:
     descriptors = put(store, runtime, encode_batch([b"a"]), bad)
@@ -138,7 +140,7 @@ def test_a_task_of_a_query_that_owns_the_queue_records_its_id(
 
 
 class Inline(ManualRuntime):
-    """Runs at once what it is to run in the background, and counts it."""
+    """Runs background tasks at once, and counts them."""
 
     spawned = 0
 
@@ -157,7 +159,7 @@ def query_of(store: Store, config: QueueConfig, runtime: ManualRuntime) -> str |
     return None if found is None else found.query
 
 
-def test_a_query_id_is_recorded_once_a_minute_where_there_is_none(
+def test_a_missing_query_id_is_recorded_at_most_once_a_minute(
     store: Store, config: QueueConfig
 ) -> None:
     runtime = Inline()
@@ -168,14 +170,14 @@ def test_a_query_id_is_recorded_once_a_minute_where_there_is_none(
     record_query_id(config, "q", runtime)
     record_query_id(config, "another", runtime)
     assert (runtime.spawned, query_of(store, config, runtime)) == (3, "q")
-    # A restarted query is recorded, too.
+    # A restarted query is recorded too.
     write_consumer_info(store, config, runtime, 2, program=PROGRAM)
     runtime.advance(RECORD_INTERVAL_S)
     record_query_id(config, "q", runtime)
     assert (runtime.spawned, query_of(store, config, runtime)) == (4, "q")
 
 
-def test_a_consumer_info_that_is_no_querys_or_damaged_stays_as_it_is(
+def test_a_consumer_info_that_is_damaged_or_of_another_program_is_not_changed(
     store: Store, config: QueueConfig
 ) -> None:
     runtime = Inline()

@@ -1,4 +1,4 @@
-"""From decoded batches to record batches: columns, runs of metadata, malformed records."""
+"""Decoded batches become record batches: columns, metadata ranges, and malformed records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOCATION = "ingest/01JZ0000000000000000000000.batch"
 def batch(
     records: list[bytes], *metadata: Metadata, sequence: int = 5, array: int = 1 << 30
 ) -> Records:
-    """A batch whose records come in arrays of ``array`` records."""
+    """Return a batch whose records come in arrays of ``array`` records."""
     return of_values(pa.array(records, pa.binary()), *metadata, sequence=sequence, array=array)
 
 
@@ -44,7 +44,7 @@ def rows(of: Records, wanted: StructType | None = None, **limits: int) -> list[d
     return pa.Table.from_batches(builder.pieces(of), schema=builder.schema).to_pylist()
 
 
-def test_one_batch_as_rows() -> None:
+def test_one_batch_becomes_rows() -> None:
     got = rows(batch([b"a", b"", b"c"], Metadata(0, 1_000, b"m"), Metadata(2, 2_001, b"")))
     first = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)
     second = datetime.datetime(1970, 1, 1, 0, 0, 2, 1000, tzinfo=datetime.UTC)
@@ -62,7 +62,7 @@ def test_the_arrow_schema_is_exactly_sparks() -> None:
     assert piece.schema.equals(to_arrow_schema(wanted, timezone="UTC"))
 
 
-def test_any_subset_in_any_order_and_any_case() -> None:
+def test_columns_may_be_any_subset_in_any_order_and_case() -> None:
     wanted = struct("index integer", "Value string", "location string", "partition string")
     of_batch = [("location", LOCATION), ("partition", "p-00001")]
     pieces = RowBuilder(wanted).pieces(batch([b"a", b"b"]), "p-00001")
@@ -72,7 +72,7 @@ def test_any_subset_in_any_order_and_any_case() -> None:
     ]
 
 
-def test_what_opentelemetrys_exporter_says_in_the_metadata() -> None:
+def test_the_metadata_of_the_opentelemetry_exporter_is_decoded() -> None:
     said = [b"\1\1\1\0", b"\1\2\1\0", b"\1\3\2\0", b"\1\x63\1\0", b"\2\1\1\0", b"\1\1\1", b""]
     ranges = [Metadata(at, 0, payload) for at, payload in enumerate(said, 1)]
     wanted = struct("otel_encoding string", "otel_signal string")
@@ -82,14 +82,14 @@ def test_what_opentelemetrys_exporter_says_in_the_metadata() -> None:
     assert found[4:] == [(otlp, None), (None, None), (None, None), (None, None)]
 
 
-def test_metadata_as_text() -> None:
+def test_metadata_can_be_read_as_text() -> None:
     got = rows(batch([b"a"], Metadata(0, 0, "é".encode())), struct("metadata string"))
     assert got == [{"metadata": "é"}]
     with pytest.raises(InvalidInput, match="read metadata as BINARY"):
         rows(batch([b"a"], Metadata(0, 0, b"\xff")), struct("metadata string"))
 
 
-def test_a_record_that_is_not_utf8_is_named_by_sequence_and_row() -> None:
+def test_the_error_about_a_record_that_is_not_utf8_has_its_sequence_and_row() -> None:
     records = [b"ok"] * 7 + ["ü".encode("latin-1")] + [b"ok"] * 3
     with pytest.raises(InvalidInput, match=r"record 7 of batch 5 .*not UTF-8.*as BINARY"):
         rows(batch(records), struct("value string"))
@@ -115,21 +115,21 @@ def test_times_that_spark_cannot_hold_are_null(
     assert got[0]["ingestion_time"] == expected
 
 
-def test_pieces_are_cut_by_bytes_and_never_within_a_record() -> None:
+def test_record_batches_are_split_by_bytes_and_never_within_a_record() -> None:
     records = [b"x" * 40] * 10 + [b"y" * 500] + [b""] * 5
     pieces = list(RowBuilder(struct("value binary"), piece_bytes=100).pieces(batch(records)))
     assert [len(piece) for piece in pieces] == [2, 2, 2, 2, 2, 1, 5]
     assert pa.Table.from_batches(pieces)["value"].to_pylist() == records
 
 
-def test_one_large_metadata_payload_does_not_cut_the_rows_without_it() -> None:
+def test_one_large_metadata_payload_does_not_split_the_rows_without_it() -> None:
     ranges = (Metadata(0, 0, b"s"), Metadata(100, 0, b"B" * 1000), Metadata(102, 0, b"s"))
     made = batch([b"x"] * 500, *ranges)
     built = list(RowBuilder(default_schema(), piece_bytes=1000).pieces(made))
     assert [piece.num_rows for piece in built] == [100, 1, 1, 398]
 
 
-def test_a_sliced_array_is_read_from_its_own_start() -> None:
+def test_a_sliced_array_is_read_from_its_offset() -> None:
     values = pa.array([b"skip"] * 3 + [b"a", b"bb", b"ccc"], pa.binary()).slice(3)
     got = rows(of_values(values), struct("value binary"), piece_bytes=2)
     assert [row["value"] for row in got] == [b"a", b"bb", b"ccc"]
@@ -143,7 +143,7 @@ def test_a_sliced_array_is_read_from_its_own_start() -> None:
     st.integers(1, 50),
     st.integers(1, 5),
 )
-def test_pieces_agree_with_a_row_by_row_model(
+def test_record_batches_agree_with_a_row_by_row_model(
     records: list[bytes],
     ranges: list[tuple[int, int]],
     piece_bytes: int,
@@ -177,7 +177,7 @@ def test_pieces_agree_with_a_row_by_row_model(
         assert table.to_pylist() == expected[cut.start : cut.stop]
 
 
-def test_what_lies_behind_the_part_is_not_decoded() -> None:
+def test_records_after_the_part_of_a_task_are_not_decoded() -> None:
     decoded = []
 
     def arrays() -> Iterator[pa.BinaryArray]:
@@ -201,12 +201,12 @@ def test_what_lies_behind_the_part_is_not_decoded() -> None:
         ("value binary,Value binary", "twice"),
     ],
 )
-def test_a_schema_that_cannot_be_served_is_refused(ddl: str, message: str) -> None:
+def test_an_unsupported_schema_is_refused(ddl: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         check_schema(struct(*ddl.split(",")))
 
 
-def test_a_column_that_may_be_null_cannot_be_promised_not_to_be() -> None:
+def test_a_nullable_column_cannot_be_declared_not_null() -> None:
     for name, kind in (("metadata", "binary"), ("ingestion_time", "timestamp")):
         with pytest.raises(InvalidInput, match=f"'{name}' NOT NULL: .* Leave NOT NULL out"):
             check_schema(StructType().add(name, kind, nullable=False))
@@ -218,7 +218,7 @@ def test_a_schema_without_columns_is_refused() -> None:
         check_schema(StructType())
 
 
-def test_arrays_that_are_kept_between_batches_are_not_mixed_up() -> None:
+def test_cached_arrays_are_not_mixed_up_between_batches() -> None:
     builder = RowBuilder(struct("sequence long", "index integer"), piece_rows=3)
     for sequence, count in ((1, 3), (1, 2), (2, 5000)):
         made = builder.pieces(batch([b"x"] * count, sequence=sequence))
@@ -247,7 +247,7 @@ def test_permissive_keeps_a_row_of_nulls_and_the_text() -> None:
     ]
 
 
-def test_dropmalformed_leaves_records_out_and_says_how_many(
+def test_dropmalformed_drops_records_and_logs_their_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -258,7 +258,7 @@ def test_dropmalformed_leaves_records_out_and_says_how_many(
     )
 
 
-def test_failfast_names_batch_record_reason_and_its_first_bytes() -> None:
+def test_the_failfast_error_has_batch_record_reason_and_first_bytes() -> None:
     with pytest.raises(MalformedRecord) as caught:
         in_mode("FAILFAST")
     error = caught.value

@@ -22,7 +22,12 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
-from tests.unit.buffer_source.source_queue import World, batches_of, committed_before, report_of
+from tests.unit.buffer_source.source_queue import (
+    SourceQueue,
+    batches_of,
+    committed_before,
+    report_of,
+)
 from tests.unit.consumer.local import LocalQueue
 from tests.unit.topic import test_consumer as topics
 from tests.unit.topic.in_memory import NAMES, consuming
@@ -288,7 +293,7 @@ def test_a_note_that_is_too_large_is_not_downloaded(queue: LocalQueue) -> None:
 
 
 def test_f41_a_topic_delivers_a_location_once() -> None:
-    world = topics.World(1)
+    world = topics.SourceQueue(1)
     name = NAMES[0]
     config = Topic.config_of(name, consuming())
     queue = Queue(world.store, config, runtime=world.runtime, role="writer")
@@ -311,7 +316,7 @@ def test_f41_a_topic_delivers_a_location_once() -> None:
 
 
 def test_f41_a_query_delivers_a_location_once(runtime: ManualRuntime, dropped: list[int]) -> None:
-    world = World(runtime)
+    world = SourceQueue(runtime)
     world.produce(2)
     a, b = (entry.location for entry in world.manifest().entries())
     world._queue.append([NewEntry(b)])
