@@ -184,9 +184,14 @@ Render = Callable[[ArrowBatch], bytes | memoryview]
 
 
 def as_framing(framing: Framing) -> Render:
-    """Return a function that writes records with a framing.
+    """Make a function that writes records with a framing.
 
-    The function raises InvalidInput for a record that the framing cannot write.
+    Args:
+        framing: The framing.
+
+    Returns:
+        A function that returns the bytes of a batch. It raises ``InvalidInput`` for a record that
+        the framing cannot write.
     """
     return lambda batch: framing.framed(batch.values, batch.sequence)
 

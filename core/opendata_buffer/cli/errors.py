@@ -66,7 +66,18 @@ class FailureGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, and turn every error into an exit code."""
+        """Run the command, and turn every error into an exit code.
+
+        Args:
+            ctx: The context of the command.
+
+        Returns:
+            The result of the command.
+
+        Raises:
+            Failure: The command failed, or standard output is closed.
+            click.exceptions.Exit: A signal ended the command, or its output has no reader any more.
+        """
         if sys.stdout is None:  # Otherwise the output would be lost silently.
             raise Failure("standard output is closed: give the command one, such as >/dev/null")
         if isinstance(sys.stdout, TextIOWrapper):

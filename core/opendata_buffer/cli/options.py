@@ -73,7 +73,15 @@ MOVED = {
 
 
 def refuse_moved(context: click.Context, name: str) -> None:
-    """Raise UsageError for a command or an option that has a new name."""
+    """Refuse a command or an option that has a new name.
+
+    Args:
+        context: The context of the command.
+        name: The command or the option.
+
+    Raises:
+        click.UsageError: It has a new name.
+    """
     if (now := MOVED.get(name)) is not None:
         raise click.UsageError(f"{name!r} is no longer there: {now}", context)
 
@@ -176,7 +184,17 @@ class Command(Exampled):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; show the library's errors in terms of the command line."""
+        """Run the command; show the library's errors in terms of the command line.
+
+        Args:
+            ctx: The context of the command.
+
+        Returns:
+            The result of the command.
+
+        Raises:
+            Failure: The command raised an error of the library.
+        """
         try:
             return super().invoke(ctx)
         except OpenDataBufferError as error:
@@ -324,7 +342,14 @@ yes = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
 
 
 def refuse_together(**given: Any) -> None:
-    """Raise UsageError if two of these options are given, because they exclude each other."""
+    """Refuse options that exclude each other.
+
+    Args:
+        **given: The values of the options, by name.
+
+    Raises:
+        click.UsageError: Two of them are given.
+    """
     names = [name for name, value in given.items() if value]
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} cannot be used together")

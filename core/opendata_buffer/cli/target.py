@@ -27,7 +27,16 @@ if TYPE_CHECKING:  # Imports Arrow, which a probe that runs every few seconds do
 
 
 def check_start(target: Target, start: Start, option: str) -> None:
-    """Raise UsageError for a sequence as the start of a whole topic."""
+    """Refuse a sequence as the start of a whole topic.
+
+    Args:
+        target: The queue or the topic.
+        start: The start.
+        option: The option that names it.
+
+    Raises:
+        click.UsageError: The target is a topic, and the start is a sequence.
+    """
     if target.topic is not None and start.sequence is not None:
         raise click.UsageError(
             f"{option} {start.text} is a sequence, and partitions count separately: name one with "

@@ -417,6 +417,9 @@ class GcsClient:
 
         Returns:
             The response, even if it is an HTTP error.
+
+        Raises:
+            urllib3.exceptions.HTTPError: No response came, or the body broke off or is too large.
         """
         response = self._http.urlopen(
             method,
