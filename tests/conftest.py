@@ -1,4 +1,4 @@
-"""What every test may ask for. Nothing here reaches beyond this machine."""
+"""Fixtures for every test. Nothing here reaches beyond this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.s3_server import S3Server
 
-# Before boto3 is imported, and inherited by every process a test starts: no real credentials,
-# no profile and no endpoint of the developer's, no metadata service.
+# Set before boto3 is imported, and inherited by every process that a test starts: no credentials,
+# profile, or endpoint of the developer, and no metadata service.
 _CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_EMULATOR_HOST")
 for _name in [name for name in os.environ if name.startswith(_CLOUDS)]:
     del os.environ[_name]
@@ -29,15 +29,15 @@ os.environ.update(
     AZURE_STORAGE_KEY="dGVzdGluZw==",
 )
 
-# Whoever loads Arrow loads numpy, whose linear algebra starts a thread for each core that waits by
-# spinning: a quarter of the processor time in which a Python process starts.
+# Arrow loads numpy, whose linear algebra starts one thread per core. These threads spin while they
+# wait, which takes a quarter of the processor time that a Python process needs to start.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-# A shell that starts a command in the background lets it ignore Ctrl-C, and so does every process
-# that command starts: those that tests interrupt would go on.
+# A command that a shell starts in the background ignores Ctrl-C, and so do all processes that it
+# starts. Without this line, processes that tests interrupt would continue.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A machine that is busy with something else is slow at making examples, too.
+# On a busy machine, generating examples is slow too.
 _slow = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile(
     "default", deadline=None, max_examples=100, suppress_health_check=_slow
@@ -50,10 +50,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Eight thousand tests are 300,000 objects that live until the end.
+    """Switch Python's garbage collector off while tests are collected.
 
-    Python's garbage collector would walk through all of them again and again: that was half of the
-    time to collect tests, and a tenth of the time to run them.
+    Eight thousand tests are 300,000 objects that live until the end. The collector would traverse
+    all of them again and again, which took half of the time to collect tests and a tenth of the
+    time to run them.
     """
     gc.disable()
     try:
@@ -66,13 +67,13 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture
 def runtime() -> ManualRuntime:
-    """A clock that only moves when the test, or a sleep, says so."""
+    """Return a runtime whose clock moves only when a test or a sleep advances it."""
     return ManualRuntime()
 
 
 @pytest.fixture(scope="session")
 def moto_endpoint() -> Iterator[str]:
-    """The URL of moto's S3 over real HTTP, in a thread of this process."""
+    """Yield the URL of moto's S3 over real HTTP, in a thread of this process."""
     from tests.support.moto_server import MotoServer
 
     with MotoServer() as endpoint:
@@ -81,7 +82,7 @@ def moto_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def moto_bucket(moto_endpoint: str, request: pytest.FixtureRequest) -> str:
-    """A new bucket there."""
+    """Create a bucket on moto's S3, and return its name."""
     import boto3
 
     name = f"bucket-{os.urandom(8).hex()}"
@@ -91,10 +92,10 @@ def moto_bucket(moto_endpoint: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def real_server() -> Iterator[Callable[[str], str]]:
-    """Starts a server of tools/servers.py by its name, once; gives its URL.
+    """Yield a function that starts a server of tools/servers.py by name, once, and returns its URL.
 
-    Each has an empty bucket ``bucket`` or container ``container``. A test that asks for one that
-    is not there is skipped.
+    Each server has an empty bucket ``bucket`` or container ``container``. A test is skipped if its
+    server is not installed.
     """
     from tools.servers import SERVERS
 
@@ -102,7 +103,7 @@ def real_server() -> Iterator[Callable[[str], str]]:
         urls: dict[str, str] = {}
 
         def start(name: str) -> str:
-            (server,) = [each for each in SERVERS if each.name == name]
+            (server,) = [server for server in SERVERS if server.name == name]
             if not server.is_there:
                 pytest.skip(server.why_not)
             if name not in urls:
@@ -133,6 +134,6 @@ def _make_bucket(server: str, url: str) -> None:
 
 @pytest.fixture
 def s3_server() -> Iterator[S3Server]:
-    """Our own S3 over HTTP, which can lose answers."""
+    """Yield our own S3 server, which can lose answers."""
     with S3Server() as server:
         yield server

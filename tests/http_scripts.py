@@ -1,4 +1,4 @@
-"""HTTP servers of the tests: one that answers by a script, one that loses another's answers."""
+"""HTTP servers for tests: one answers by a script, the other one loses answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; status 0 closes the connection without one."""
+    """An answer. Status 0 closes the connection without an answer."""
 
     status: int
     body: bytes = b""
@@ -31,7 +31,7 @@ class Asked:
 
 
 class _Server:
-    """A server on a free port; a context manager."""
+    """A server on a free port."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -88,7 +88,7 @@ class _Server:
 
 
 class ScriptedServer(_Server):
-    """Answers with what ``replies`` holds, in order; with the last one for ever."""
+    """A server that answers with ``replies``, in order, and then repeats the last one."""
 
     def __init__(self, *replies: Reply) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class ScriptedServer(_Server):
 
 
 class FaultProxy(_Server):
-    """Passes requests on to a server, and loses the answers of those it is told to."""
+    """A proxy that passes requests on to a server and can lose answers."""
 
     def __init__(self, target: str) -> None:
         super().__init__()
@@ -108,14 +108,14 @@ class FaultProxy(_Server):
         self._lost: set[str] = set()
 
     def lose(self, *methods: str) -> None:
-        """Lose every answer to these methods, from now on. The requests are carried out."""
+        """Lose every answer to these methods from now on. The requests still take effect."""
         self._lost = set(methods)
 
     def answer(self, asked: Asked) -> Reply:
         return self.passed_on(asked)
 
     def passed_on(self, asked: Asked) -> Reply:
-        """The target's answer."""
+        """Pass a request on, and return the answer of the target."""
         connection = http.client.HTTPConnection(self._target, timeout=30)
         connection.putrequest(asked.method, asked.path, skip_host=True, skip_accept_encoding=True)
         for name, value in asked.headers.items():

@@ -51,8 +51,12 @@ def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) 
         condition: str | None = None
         for kind in ("create", "replace"):
             results = _together(store, f"{key}-{turn}", kind.encode(), condition, writers)
-            won = [(each, data) for each, data in results if isinstance(each, outcomes.Applied)]
-            lost = [each for each, _ in results if isinstance(each, outcomes.Unknown)]
+            won = [
+                (outcome, data)
+                for outcome, data in results
+                if isinstance(outcome, outcomes.Applied)
+            ]
+            lost = [outcome for outcome, _ in results if isinstance(outcome, outcomes.Unknown)]
             assert len(won) <= 1, f"{len(won)} of {writers} writers won one {kind} in round {turn}"
             assert won or lost, f"nobody won the {kind} in round {turn}: {results}"
             found = store.get(f"{key}-{turn}")

@@ -1,20 +1,22 @@
 -------------------------------- MODULE Broker --------------------------------
-(* Clients append through brokers, or alone. Brokers take over, serve two at  *)
-(* once, die, and are suspended; messages and answers are lost.               *)
+(* Clients append through brokers, or alone. Brokers take over, two of them   *)
+(* may serve at the same time, and they die and are suspended. Messages and   *)
+(* answers are lost.                                                          *)
 (*                                                                            *)
-(* Each client appends one batch, which its name stands for. The manifest's   *)
-(* value is [first, log] as in Queue.tla; a consumer beside takes entries.    *)
-(* A request is [client, try, since, heard]: `since` is the sequence at which *)
-(* an earlier attempt may have landed, or -1; `heard` the broker's clock.     *)
-(* Clocks run equally fast here, and show the same: no two are compared.      *)
+(* Each client appends one batch, which has the client's name. The manifest's *)
+(* value is [first, log] as in Queue.tla, and a consumer removes entries. A   *)
+(* request is [client, try, since, heard]. `since` is the sequence at which   *)
+(* an earlier attempt may have landed, or -1; `heard` is the broker's clock.  *)
+(* All clocks show the same time here, because the code never compares two of *)
+(* them.                                                                      *)
 EXTENDS Store
 
 CONSTANTS
     Clients,
     Brokers,
-    Valid,       \* For how long after `heard` a broker may begin a write.
-    Dequeues,    \* How many entries the consumer takes.
-    MaxTries,    \* How often a client asks a broker.
+    Valid,       \* How long after `heard` a broker may begin a write.
+    Dequeues,    \* The number of entries that the consumer removes.
+    MaxTries,    \* How often a client may ask a broker.
     MaxTime
 
 VARIABLES manifest, announced, broker, client, told, now
@@ -43,15 +45,16 @@ Series(set) == IF set = {} THEN <<>>
 
 IsLate(request) == now - request.heard > Valid /\ ~Faulty("a broker writes late requests")
 
-(* What the guard says of a request in the manifest that is to be replaced.   *)
+(* The guard's decision about a request, given the manifest to replace.       *)
 Search(m, name, since) ==
     IF since = -1 \/ Faulty("no search for an earlier attempt") THEN "write"
     ELSE IF name \in Queued(m) THEN "found"
-    ELSE IF m.first > since /\ ~Faulty("what was dequeued is not missed") THEN "unknown"
+    ELSE IF m.first > since /\ ~Faulty("a dequeued attempt counts as never written") THEN "unknown"
     ELSE "write"
 
-(* What a client has heard of a broker: its clock, and the end of the queue.  *)
-(* Here it has just heard it; a trace (TraceBroker.tla) says when it did.     *)
+(* What a client has last heard from a broker: its clock, and the end of the  *)
+(* queue. Here it has just heard it; a trace (TraceBroker.tla) has the real   *)
+(* time.                                                                      *)
 HeardOf(b) == [clock |-> now, end |-> broker[b].end]
 
 (*--------------------------------- clients ---------------------------------*)
@@ -61,7 +64,7 @@ HeardOf(b) == [clock |-> now, end |-> broker[b].end]
 Ask(c) ==
     \E b \in Brokers :
       LET heard == HeardOf(b) IN
-      \* It may still be connected to one that another broker has replaced.
+      \* It may still be connected to a broker that was replaced.
       /\ client[c].at = "start" /\ client[c].try < MaxTries
       /\ broker[b].up
       /\ client' = [client EXCEPT ![c].at = "asked", ![c].try = @ + 1, ![c].broker = b,
@@ -84,15 +87,16 @@ Renew(c) ==
     /\ broker' = [broker EXCEPT ![b].inbox = Renewed(c, @), ![b].group = Renewed(c, @)]
     /\ UNCHANGED <<manifest, announced, told, now>>
 
-(* Where an attempt may have landed: not before what the client had heard. A   *)
-(* broker that says that an append is in doubt says it more exactly.           *)
+(* The sequence from which on an attempt may have landed: the end that the    *)
+(* client had heard. A broker that reports an append in doubt knows it more   *)
+(* exactly.                                                                   *)
 DoubtOf(c) == client[c].seen
 
 InDoubt(c) == [client[c] EXCEPT !.at = "waits",
-    !.since = IF @ = -1 \/ Faulty("the last attempt's place is searched alone")
+    !.since = IF @ = -1 \/ Faulty("only the place of the last attempt is searched")
               THEN DoubtOf(c) ELSE @]
 
-\* The connection ends, or nothing is heard. The request may still be written.
+\* The connection ends, or the client hears nothing. The request may still be written.
 \* core/opendata_buffer/broker/client.py: Lost
 Lose(c) ==
     /\ client[c].at = "asked"
@@ -145,7 +149,7 @@ WriteAlone(c) ==
                  /\ UNCHANGED told
     /\ UNCHANGED <<announced, broker, now>>
 
-\* An error of a later attempt says nothing of the first.
+\* An error of a later attempt says nothing about the first one.
 \* core/opendata_buffer/broker/committer.py: BrokeredCommitter._retry_or_raise
 GiveUp(c) ==
     LET doubt == client[c].lost \/ client[c].at = "look again"
@@ -157,7 +161,7 @@ GiveUp(c) ==
 
 (*--------------------------------- brokers ---------------------------------*)
 
-\* It needs the port, the end of the queue and the record; the one before may go on.
+\* It needs the port, the queue's end, and the record. The previous broker may still run.
 \* core/opendata_buffer/broker/election.py: LeaderElection._take_over
 \* core/opendata_buffer/broker/client.py: Lease.take
 TakeOver(b) ==
@@ -167,7 +171,7 @@ TakeOver(b) ==
     /\ announced' = b
     /\ UNCHANGED <<manifest, client, told, now>>
 
-(* The clients that wait for an answer to these requests, as `next` has them. *)
+(* The clients in state `next` that wait for an answer to these requests.     *)
 Answered(requests, next(_)) ==
     [c \in Clients |->
        IF client[c].at = "asked" /\ \E request \in requests : Mine(c, request)
@@ -175,7 +179,7 @@ Answered(requests, next(_)) ==
 
 Retry(c) == [client[c] EXCEPT !.at = "start", !.broker = None]
 
-\* What waits is refused, and surely not appended; a write under way is finished first.
+\* Waiting requests are refused and certainly not appended. A write under way ends first.
 \* core/opendata_buffer/broker/election.py: LeaderElection._step_down
 \* core/opendata_buffer/broker/broker.py: Broker.stop
 StepDown(b) ==
@@ -191,7 +195,7 @@ Die(b) ==
     /\ broker' = [broker EXCEPT ![b] = Fresh]
     /\ UNCHANGED <<manifest, announced, client, told, now>>
 
-\* A request with an earlier attempt goes alone, others together. What comes meanwhile waits.
+\* A request with an earlier attempt is written alone, others together. New requests wait.
 \* core/opendata_buffer/broker/broker.py: Broker._commit
 \* core/opendata_buffer/broker/broker.py: Broker._append
 TakeGroup(b) ==
@@ -205,7 +209,7 @@ TakeGroup(b) ==
                                        ![b].lost = FALSE, ![b].tried = FALSE]
     /\ UNCHANGED <<manifest, announced, client, told, now>>
 
-\* Late ones, when there are too many, and when it leaves. They surely are not appended.
+\* Late requests, too many requests, and all of them when it stops: certainly not appended.
 \* core/opendata_buffer/broker/broker.py: Broker._without_late
 \* core/opendata_buffer/broker/broker.py: Broker.submit
 RefuseRequest(b) ==
@@ -235,16 +239,16 @@ Unknown(b, known) ==
        /\ client' = [c \in Clients |-> IF c \in heard THEN [client[c] EXCEPT !.at = "end"]
                                        ELSE client[c]]
 
-(* Whether a group is in a manifest, "yes", "no" or "unknown". A client that  *)
-(* was lost may have appended its own part elsewhere: neither the last entry  *)
-(* alone shows that all of them are there, nor what is left of a group whose  *)
-(* front was dequeued.                                                        *)
+(* Whether a group is in a manifest: "yes", "no" or "unknown". A client that  *)
+(* lost its connection may have appended its own batch elsewhere. The last    *)
+(* entry alone therefore does not prove that all of them are there, and       *)
+(* neither does the rest of a group whose first entries were dequeued.        *)
 Find(m, group) ==
     LET at == {i \in (m.first + 1)..End(m) : m.log[i] = group[Len(group)]}
         before == (CHOOSE i \in at : TRUE) - Len(group)    \* the place of group[k] is before + k
         left == {k \in DOMAIN group : before + k > m.first} IN
     IF at = {} THEN "no"
-    ELSE IF Faulty("the last of a group stands for all") THEN "yes"
+    ELSE IF Faulty("the last entry of a group stands for all") THEN "yes"
     ELSE IF \E k \in left : m.log[before + k] # group[k] THEN "no"
     ELSE IF left = DOMAIN group THEN "yes" ELSE "unknown"
 
@@ -263,8 +267,8 @@ LookOfBroker(b) ==
             /\ UNCHANGED <<client, told>>
     /\ UNCHANGED <<manifest, announced, now>>
 
-\* The guard is asked at each attempt, about the manifest that the attempt replaces. Of one from
-\* memory it is asked again after a read, when it says not to write.
+\* The guard decides at each attempt, given the manifest that the attempt replaces. If it refuses
+\* a manifest from memory, it decides again after a read.
 \* core/opendata_buffer/broker/broker.py: Broker._append
 \* core/opendata_buffer/broker/broker.py: Broker._guard
 BeginWrite(b) ==
@@ -276,7 +280,7 @@ BeginWrite(b) ==
     /\ \/ /\ ~late /\ search # "write" /\ known # manifest.now
           /\ broker' = [broker EXCEPT ![b].at = "look"]
           /\ UNCHANGED <<client, told>>
-       \/ /\ late  \* in doubt: "lost", the clients search; else: the late ones are refused
+       \/ /\ late  \* in doubt: "lost", the clients search. Otherwise the late ones are refused
           /\ client' = IF doubt THEN Answered(broker[b].group, InDoubt) ELSE client
           /\ broker' = IF doubt THEN Idle(b, known)
                        ELSE [Idle(b, known) EXCEPT ![b].inbox = @ \cup broker[b].group]
@@ -288,7 +292,7 @@ BeginWrite(b) ==
           /\ UNCHANGED <<client, told>>
     /\ UNCHANGED <<manifest, announced, now>>
 
-\* It may arrive when the requests are late.
+\* The write may arrive after the requests became late.
 \* core/opendata_buffer/queue/cas.py: CasObject._write
 WriteOfBroker(b) ==
     LET known == broker[b].known
@@ -303,7 +307,7 @@ WriteOfBroker(b) ==
                  /\ UNCHANGED <<client, told>>
     /\ UNCHANGED <<announced, now>>
 
-\* An error, and nothing was written: the clients are told, and may ask again.
+\* An error, and nothing was written: the clients learn this, and may ask again.
 \* core/opendata_buffer/broker/broker.py: Broker._fail
 FailGroup(b) ==
     /\ ~broker[b].lost
@@ -312,7 +316,7 @@ FailGroup(b) ==
     /\ broker' = Idle(b, None)
     /\ UNCHANGED <<manifest, announced, told, now>>
 
-\* An error, and it is not known whether it was written. This broker writes it no more.
+\* An error that leaves open whether it was written. This broker does not write it again.
 \* core/opendata_buffer/broker/broker.py: Broker._fail
 LoseGroup(b) ==
     /\ broker[b].at = "look" /\ broker[b].tried
@@ -320,7 +324,7 @@ LoseGroup(b) ==
     /\ broker' = Idle(b, None)
     /\ UNCHANGED <<manifest, announced, told, now>>
 
-\* After a write that ended without an answer the manifest is read anew.
+\* After a write without an answer the manifest is read again.
 \* core/opendata_buffer/queue/queue.py: Queue.read
 ReadOfBroker(b) ==
     /\ broker[b].up /\ broker[b].at = "idle" /\ broker[b].known = None
@@ -360,13 +364,13 @@ Spec == Init /\ [][Next]_vars
 
 (*------------------------------- invariants --------------------------------*)
 
-\* A broker, and any number of them, never appends a batch twice.
+\* No number of brokers ever appends a batch twice.
 NothingIsAppendedTwice ==
     \A i, j \in DOMAIN manifest.now.log : i # j => manifest.now.log[i] # manifest.now.log[j]
 
-\* What was said to be durable is in the queue, or was.
+\* A batch that was reported durable is or was in the queue.
 DurableIsThere == \A c \in Clients : told[c] = "durable" => c \in Range(manifest.now.log)
 
-\* What was said to have failed is not queued, and never will be.
-WhatFailedIsAbsent == \A c \in Clients : told[c] = "failed" => c \notin Range(manifest.now.log)
+\* A batch that was reported failed is not queued, and never will be.
+FailedIsAbsent == \A c \in Clients : told[c] = "failed" => c \notin Range(manifest.now.log)
 ==============================================================================

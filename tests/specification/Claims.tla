@@ -1,20 +1,20 @@
 -------------------------------- MODULE Claims --------------------------------
-(* Workers claim batches from dispatchers, of which the announced one is the  *)
+(* Workers claim batches from dispatchers. The announced dispatcher is the    *)
 (* queue's consumer. Dispatchers take over, die, and are suspended.           *)
 (*                                                                            *)
-(* All batches are queued at the beginning; sequences begin at 0. The value   *)
-(* of the manifest is [first, epoch, stolen], that of the claims [epoch,      *)
-(* frontier, tokens, held, done]: `held` has the token of each batch, 0 for   *)
-(* none. A round of a dispatcher changes one claim here; a group commit makes *)
-(* several such changes in one write. Clocks run equally fast.                *)
+(* All batches are queued at the beginning, and sequences begin at 0. The     *)
+(* manifest's value is [first, epoch, fencedAck]. The value of the claims is  *)
+(* [epoch, frontier, tokens, held, done], where `held` has the token of each  *)
+(* batch, or 0. Here a dispatcher changes one claim in a round; the code      *)
+(* makes several such changes in one write. All clocks run at the same rate.  *)
 EXTENDS Store
 
 CONSTANTS
     Workers,
     Dispatchers,
-    Batches,     \* How many.
-    Timeout,     \* For how long a claim lasts without a heartbeat.
-    Silent,      \* For how long a broker is not replaced after it has renewed its record.
+    Batches,     \* The number of batches.
+    Timeout,     \* How long a claim lasts without a heartbeat.
+    Silent,      \* How long no other broker takes over after a record was renewed.
     MaxTokens,
     MaxEpoch,
     MaxTime
@@ -30,13 +30,13 @@ NoClaim == [at |-> "free", broker |-> None, since |-> 0, sequence |-> 0, token |
             asked |-> FALSE]
 
 Init ==
-    /\ manifest = Object([first |-> 0, epoch |-> 0, stolen |-> FALSE])
+    /\ manifest = Object([first |-> 0, epoch |-> 0, fencedAck |-> FALSE])
     /\ claims = Object([epoch |-> 0, frontier |-> 0, tokens |-> 0,
                         held |-> [s \in Sequences_ |-> 0], done |-> {}])
     /\ announced = [broker |-> None, renewed |-> 0]
     /\ dispatcher = [d \in Dispatchers |-> Off]
     /\ worker = [w \in Workers |-> NoClaim]
-    /\ told = {}               \* batches of which a worker was told that they are done
+    /\ told = {}               \* batches that were reported done to a worker
     /\ now = 0
 
 RECURSIVE Passed(_, _)
@@ -50,7 +50,7 @@ Claim(c, s) == [c EXCEPT !.held[s] = c.tokens + 1, !.tokens = @ + 1]
 
 (*------------------------------- election ----------------------------------*)
 
-\* A standby waits until the record was not renewed for so long. A broker that was replaced has
+\* A standby waits until the record was not renewed for this long. A broker that was replaced has
 \* stepped down before it is announced again, and its dispatcher has ended.
 \* core/opendata_buffer/broker/election.py: LeaderElection._stand_by
 \* core/opendata_buffer/broker/election.py: LeaderElection._take_over
@@ -89,12 +89,12 @@ LookBeforeAdoption(d) ==
          THEN Off ELSE [@ EXCEPT !.at = "adopt", !.known = claims.now]]
     /\ UNCHANGED <<manifest, claims, announced, worker, told, now>>
 
-\* A successor gives every holder its whole time anew.
+\* A successor lets every claim last for the whole time again.
 \* core/opendata_buffer/broker/dispatcher.py: DispatcherTerm._adopt
 \* core/opendata_buffer/broker/claims.py: Heartbeats
 Adopt(d) ==
     LET new == [dispatcher[d].known EXCEPT !.epoch = dispatcher[d].epoch]
-        lapse == IF Faulty("a successor gives no time") THEN now ELSE now + Timeout IN
+        lapse == IF Faulty("a successor does not extend claims") THEN now ELSE now + Timeout IN
     /\ dispatcher[d].at = "adopt"
     /\ \E answer \in IF new = dispatcher[d].known /\ claims.now = new
                      THEN {<<"applied", claims>>}
@@ -107,7 +107,7 @@ Adopt(d) ==
               ELSE [@ EXCEPT !.at = "look", !.known = None]]
     /\ UNCHANGED <<manifest, announced, worker, told, now>>
 
-(* Begin to write claims; `reply` is sent after that.                         *)
+(* Begin to write claims. The reply is sent after the write.                  *)
 Begin(d, after, reply) ==
     dispatcher' = [dispatcher EXCEPT ![d].at = "writes", ![d].after = after, ![d].reply = reply]
 
@@ -127,7 +127,7 @@ HandOut(d, w) ==
 Reply(w, kind) == [to |-> w, kind |-> kind, sequence |-> worker[w].sequence,
                    token |-> worker[w].token]
 
-(* What a worker is told of the end of its claim.                             *)
+(* The answer to a worker about the end of its claim.                         *)
 Told(w, kind) ==
     LET sure == now - worker[w].since < Timeout
         believes == kind = "finished"
@@ -150,7 +150,7 @@ EndClaim(d, w) ==
        ELSE Begin(d, Finish(c, s), Reply(w, "finished")) /\ UNCHANGED <<worker, told>>
     /\ UNCHANGED <<manifest, claims, announced, now>>
 
-(* By its own clock this broker cannot have been replaced yet.                *)
+(* By its own clock, no other broker can have replaced this one yet.          *)
 IsFresh(d) == announced.broker = d /\ now - announced.renewed < Silent
 
 \* A broker that was late to renew its record may have missed heartbeats.
@@ -165,8 +165,8 @@ Lapse(d) ==
          /\ Begin(d, Release(dispatcher[d].known, s), None)
     /\ UNCHANGED <<manifest, claims, announced, worker, told, now>>
 
-(* Send the reply of a round that is stored. Without a claim of its worker,   *)
-(* or when that has asked another broker meanwhile, nobody gets it.           *)
+(* Send the reply after the round was stored. No one gets it if the worker    *)
+(* has no claim or has asked another broker in the meantime.                  *)
 Sent(d, reply) ==
     IF reply = None THEN UNCHANGED <<worker, told>>
     ELSE LET w == reply.to IN
@@ -187,7 +187,7 @@ Stored(d, after) ==
         ![d].lapses = IF dispatcher[d].reply # None /\ dispatcher[d].reply.kind = "claimed"
                       THEN [@ EXCEPT ![dispatcher[d].reply.sequence] = now + Timeout] ELSE @]
 
-\* Answers are sent when the claims are stored, and not before.
+\* Answers are sent only after the claims were stored.
 \* core/opendata_buffer/broker/dispatcher.py: DispatcherTerm.write
 \* core/opendata_buffer/broker/dispatcher.py: Dispatcher._run_round
 WriteClaims(d) ==
@@ -201,7 +201,7 @@ WriteClaims(d) ==
                  /\ UNCHANGED <<worker, told>>
     /\ UNCHANGED <<manifest, announced, now>>
 
-\* Our own write whose answer was lost, or nothing yet, or another dispatcher's.
+\* The claims are its own write whose answer was lost, the old ones, or another dispatcher's.
 \* core/opendata_buffer/broker/dispatcher.py: DispatcherTerm.write
 \* core/opendata_buffer/broker/dispatcher.py: Dispatcher._fail
 LookAgain(d) ==
@@ -220,12 +220,12 @@ LookAgain(d) ==
 \* core/opendata_buffer/broker/dispatcher.py: Dispatcher._acknowledge
 \* core/opendata_buffer/queue/queue.py: Queue.dequeue
 Acknowledge(d) ==
-    LET frontier == IF Faulty("what is done behind an open batch is acknowledged")
+    LET frontier == IF Faulty("a batch done after an open one is acknowledged")
                     THEN Max(dispatcher[d].known.frontier,
                              Cardinality(dispatcher[d].known.done))
                     ELSE dispatcher[d].known.frontier
         new == [manifest.now EXCEPT !.first = frontier,
-                  !.stolen = @ \/ manifest.now.epoch # dispatcher[d].epoch] IN
+                  !.fencedAck = @ \/ manifest.now.epoch # dispatcher[d].epoch] IN
     /\ dispatcher[d].at = "serves" /\ frontier > manifest.now.first
     /\ IF manifest.now.epoch # dispatcher[d].epoch /\ ~Faulty("no epoch at acknowledgement")
        THEN dispatcher' = [dispatcher EXCEPT ![d] = Off] /\ UNCHANGED manifest
@@ -233,7 +233,7 @@ Acknowledge(d) ==
               manifest' = answer[2] /\ UNCHANGED dispatcher
     /\ UNCHANGED <<claims, announced, worker, told, now>>
 
-\* The process ends and another one begins; its memory is gone.
+\* The process ends and another one begins without its memory.
 \* core/opendata_buffer/broker/dispatcher.py: Dispatcher._end_term
 Die(d) ==
     /\ dispatcher[d].at # "off"
@@ -242,14 +242,14 @@ Die(d) ==
 
 (*-------------------------------- workers ----------------------------------*)
 
-\* A claim counts from when it was asked for.
+\* A claim counts from the time of the request.
 \* core/opendata_buffer/broker/worker.py: Worker.claim
 Ask(w) ==
     /\ worker[w].at = "free" /\ announced.broker # None
     /\ worker' = [worker EXCEPT ![w].at = "asks", ![w].broker = announced.broker, ![w].since = now]
     /\ UNCHANGED <<manifest, claims, announced, dispatcher, told, now>>
 
-\* Without an answer it asks the broker that is announced now.
+\* If it gets no answer, it asks the broker that is announced now.
 \* core/opendata_buffer/broker/worker.py: DispatcherClient.ask
 AskAnother(w) ==
     /\ worker[w].at \in {"asks", "finishes"} /\ worker[w].broker # announced.broker
@@ -257,7 +257,7 @@ AskAnother(w) ==
                                 ![w].asked = worker[w].at = "finishes"]
     /\ UNCHANGED <<manifest, claims, announced, dispatcher, told, now>>
 
-\* The same request once more, after an answer that was lost.
+\* Send the same request again after a lost answer.
 \* core/opendata_buffer/broker/worker.py: DispatcherClient.ask
 NoteLostAnswer(w) ==
     /\ worker[w].at = "finishes" /\ ~worker[w].asked
@@ -266,7 +266,7 @@ NoteLostAnswer(w) ==
 
 IsSure(w) == now - worker[w].since < Timeout
 
-\* What it cannot count on any more is not given to the user.
+\* A batch whose claim it can no longer rely on does not reach the user.
 \* core/opendata_buffer/broker/worker.py: Worker._claimed
 Receive(w) ==
     /\ worker[w].at = "gets"
@@ -275,7 +275,7 @@ Receive(w) ==
          ELSE IF IsSure(w) THEN [@ EXCEPT !.at = "holds"] ELSE NoClaim]
     /\ UNCHANGED <<manifest, claims, announced, dispatcher, told, now>>
 
-\* A broker that has not renewed its record in time answers none: it may have been replaced.
+\* A broker that has not renewed its record in time does not answer: it may have been replaced.
 \* core/opendata_buffer/broker/dispatcher.py: Dispatcher.beat
 \* core/opendata_buffer/broker/worker.py: Worker._beat
 Beat(w, d) ==
@@ -322,22 +322,22 @@ Spec == Init /\ [][Next]_vars
 
 (*------------------------------- invariants --------------------------------*)
 
-\* While a worker counts on a claim, the claim is stored, and so is no other's. This needs a
-\* Silent that is not larger than the Timeout.
-WhoIsSureHolds ==
+\* While a worker relies on a claim, its claim is stored and no other worker has one for the
+\* batch. Silent must not be larger than Timeout.
+SureWorkerHoldsTheBatch ==
     \A w \in Workers :
         worker[w].at = "holds" /\ IsSure(w) => claims.now.held[worker[w].sequence] = worker[w].token
 
-\* What a worker was told to be done stays done, and is handed out no more.
-ToldIsDone == \A s \in told : s \in claims.now.done
+\* A batch that was reported done stays done, and no worker gets it again.
+ReportedDoneIsDone == \A s \in told : s \in claims.now.done
 
-\* Nothing leaves the queue that is not done.
+\* No batch leaves the queue before it is done.
 OnlyDoneLeaves == \A s \in Sequences_ : s < manifest.now.first => s \in claims.now.done
 
 \* A fenced dispatcher never acknowledges.
-NoFencedAcknowledgement == ~manifest.now.stolen
+NoFencedAcknowledgement == ~manifest.now.fencedAck
 
-\* Tokens and epochs only grow: claims never return to an earlier value.
+\* Tokens and epochs only grow, so claims never return to an earlier value.
 OnlyForward ==
     [][/\ claims'.now.epoch >= claims.now.epoch /\ claims'.now.tokens >= claims.now.tokens
        /\ claims.now.done \subseteq claims'.now.done

@@ -1,29 +1,30 @@
 --------------------------------- MODULE Log ----------------------------------
-(* A queue as a log: the v1 manifest is its short end, any                     *)
-(* process moves the oldest entries into segments, and named readers have     *)
-(* positions of their own. A collector deletes what all of them have read.    *)
+(* A queue as a log. The v1 manifest holds only its newest entries. Any       *)
+(* process moves the oldest entries of the manifest into segments, and named  *)
+(* readers have their own positions. A collector deletes entries that all     *)
+(* readers have read.                                                         *)
 (*                                                                            *)
-(* The manifest's value is [first, log] as in Queue.tla, with one entry a     *)
-(* producer. The index's is [end, floor, segments, readers, lost, changes]:    *)
-(* sequences from `floor` to `end` are in the segments, which are             *)
-(* [mover, from, to], but for those in `lost`, which a v1 consumer took away. *)
-(* Each change of what is kept is one compare-and-swap of the index. A        *)
-(* position's value is [at, epoch], and only its reader changes it. Each write  *)
-(* of the index counts in `changes`, so a value is its own version.            *)
+(* The manifest's value is [first, log] as in Queue.tla, with one entry for   *)
+(* each producer. The index's value is [end, floor, segments, readers, lost,  *)
+(* changes]. Segments, which are [mover, from, to], contain the sequences     *)
+(* from `floor` to `end`, except those in `lost`, which a v1 consumer         *)
+(* removed. Each change of the retained entries is one compare-and-swap of    *)
+(* the index, which increments `changes`, so a value is its own version. A    *)
+(* position's value is [at, epoch], and only its reader changes it.           *)
 (*                                                                            *)
-(* Traces of the code are checked against this module (TraceLog.tla).          *)
+(* Traces of the code are checked against this module (TraceLog.tla).         *)
 EXTENDS Store
 
 CONSTANTS
-    Producers,   \* Each appends one entry.
-    Waiting,     \* How many entries wait at the beginning.
+    Producers,   \* Each one appends one entry.
+    Waiting,     \* The number of entries at the beginning.
     Movers,
-    Readers,     \* Names.
-    Runs,        \* Processes that read; each may take any name.
-    Takes,       \* How often all of them together try to take a position.
-    Resets,      \* How often a position is set back.
-    Expiries,    \* How many readers may expire.
-    Thefts       \* How many entries a v1 consumer takes.
+    Readers,     \* Names of readers.
+    Runs,        \* Processes that read; each one may use any reader's name.
+    Takes,       \* How often all runs together try to take a position.
+    Resets,      \* How often an operator resets a position.
+    Expiries,    \* The number of readers that may expire.
+    V1Removals       \* The number of entries that a v1 consumer removes.
 
 VARIABLES manifest, index, position, objects, deleted, producer, mover, run, collector, resetter,
           acked, unsure, told, counts
@@ -34,7 +35,7 @@ vars == <<manifest, index, position, objects, deleted, producer, mover, run, col
 End(m) == Len(m.log)
 Queued(m) == {m.log[i] : i \in (m.first + 1)..Len(m.log)}
 
-\* What a producer appends in one write; a trace has groups of several entries.
+\* The entries that a producer appends in one write; a trace has groups of several.
 Entries(p) == <<p>>
 LastOf(p) == Entries(p)[Len(Entries(p))]
 
@@ -49,28 +50,28 @@ Init ==
                        changes |-> 0])
     /\ position = [n \in Readers |-> Object([at |-> 0, epoch |-> 0])]
     /\ objects = {}                   \* segments that are stored
-    /\ deleted = {}                   \* sequences whose batch was deleted
+    /\ deleted = {}                   \* sequences whose batches were deleted
     /\ producer = [p \in Producers |-> [at |-> "start", known |-> None, lost |-> FALSE]]
     /\ mover = [m \in Movers |-> NoMover]
     /\ run = [r \in Runs |-> NoRun]
     /\ collector = NoCollector
     /\ resetter = NoReset
-    /\ acked = [n \in Readers |-> 0]  \* what was acknowledged, and it was said
-    /\ unsure = {}                    \* readers that were set back, and it was not confirmed
+    /\ acked = [n \in Readers |-> 0]  \* confirmed acknowledgements
+    /\ unsure = {}                    \* readers whose reset was not confirmed yet
     /\ told = [kind \in {"durable", "gap", "gone", "again"} |-> {}]
-    /\ counts = [resets |-> 0, expiries |-> 0, thefts |-> 0, takes |-> 0]
+    /\ counts = [resets |-> 0, expiries |-> 0, v1Removals |-> 0, takes |-> 0]
 
 (*------------------------------- producers ---------------------------------*)
 
 Log_1 == <<index, position, objects, deleted, mover, run, collector, resetter, acked, unsure, counts>>
 
-\* As in Queue.tla; but an entry that left the manifest is in the index.
+\* As in Queue.tla, except that an entry that has left the manifest is in the index.
 \* core/opendata_buffer/queue/queue.py: _Append.find
 LookBeforeAppend(p) ==
     LET m == manifest.now
-        moved == {m.log[i] : i \in 1..m.first}    \* what the segments of the index name
+        moved == {m.log[i] : i \in 1..m.first}    \* entries in the segments of the index
         found == LastOf(p) \in Queued(m) \/ (LastOf(p) \in moved
-                   /\ ~Faulty("a lost append is looked for in the manifest alone")) IN
+                   /\ ~Faulty("a lost append is searched for only in the manifest")) IN
     /\ producer[p].at = "start"
     /\ IF found
        THEN /\ producer' = [producer EXCEPT ![p] = [at |-> "end", known |-> None, lost |-> FALSE]]
@@ -80,7 +81,7 @@ LookBeforeAppend(p) ==
             /\ UNCHANGED told
     /\ UNCHANGED <<manifest, Log_1>>
 
-\* What this process knows to be in the index leaves the manifest in the same write.
+\* Entries that this process knows to be in the index leave the manifest in the same write.
 \* core/opendata_buffer/queue/queue.py: Queue.append
 \* core/opendata_buffer/queue/queue.py: left_to_log
 WriteAppend(p) ==
@@ -98,12 +99,12 @@ WriteAppend(p) ==
                  /\ UNCHANGED told
     /\ UNCHANGED Log_1
 
-\* A v1 consumer that knows nothing of the log takes the oldest entry off the manifest.
+\* A v1 consumer, which does not know logs, removes the oldest entry from the manifest.
 \* core/opendata_buffer/queue/queue.py: Queue.dequeue
-Steal ==
-    /\ counts.thefts < Thefts /\ manifest.now.first < End(manifest.now)
+RemoveByV1 ==
+    /\ counts.v1Removals < V1Removals /\ manifest.now.first < End(manifest.now)
     /\ manifest' = Object([manifest.now EXCEPT !.first = @ + 1])
-    /\ counts' = [counts EXCEPT !.thefts = @ + 1]
+    /\ counts' = [counts EXCEPT !.v1Removals = @ + 1]
     /\ UNCHANGED <<index, position, objects, deleted, producer, mover, run, collector, resetter,
                    acked, unsure, told>>
 
@@ -111,29 +112,30 @@ Steal ==
 
 Log_2 == <<position, deleted, producer, run, collector, resetter, acked, unsure, told, counts>>
 
-\* The manifest that the process has seen, however long ago.
+\* The manifest that the process has read, however long ago.
 \* core/opendata_buffer/queue/queue.py: Queue.shorten
 LookBeforeMove(m) ==
     /\ mover[m].at = "off"
     /\ mover' = [mover EXCEPT ![m] = [NoMover EXCEPT !.at = "sees", !.seen = manifest.now]]
     /\ UNCHANGED <<manifest, index, objects, Log_2>>
 
-\* The index after it: what left the manifest before it was seen is in the index, or was taken
-\* by a v1 consumer.
+\* The index is read after the manifest. Entries that left the manifest before that are in the
+\* index, or a v1 consumer removed them.
 \* core/opendata_buffer/queue/log_moves.py: move_entries
 ReadIndexBeforeMove(m) ==
     /\ mover[m].at \in {"sees", "stored"}
     /\ mover' = [mover EXCEPT ![m].at = "looks", ![m].known = index.now, ![m].segment = None]
     /\ UNCHANGED <<manifest, index, objects, Log_2>>
 
-\* Whether a stored segment has entries that are missing between the index and the manifest. They
-\* are not lost then: a mover died before it named the segment, or the index is an old copy.
+\* Whether a stored segment has the entries that are missing between the index and the manifest.
+\* They are not lost in that case: a mover died before it added the segment to the index, or the
+\* index is an old copy.
 \* core/opendata_buffer/queue/log.py: Log.check_gap
 IsStored(known, seen) ==
     \E g \in objects : g.from < seen.first /\ g.to > known.end /\ known.end < seen.first
 
-\* A segment begins where the index ends. Its object is stored before the index names it. A mover
-\* stops where what is missing before it is stored, until a person repairs the index.
+\* A segment begins where the index ends. It is stored before the index names it. If the missing
+\* entries before it are in a stored segment, a mover stops until a person repairs the index.
 \* core/opendata_buffer/queue/log_moves.py: move_entries
 StoreSegment(m) ==
     LET seen == mover[m].seen
@@ -149,9 +151,9 @@ StoreSegment(m) ==
                         THEN Object([manifest.now EXCEPT !.first = Max(@, to)]) ELSE manifest
     /\ UNCHANGED <<index, Log_2>>
 
-\* The only commit point. What is missing before the segment was taken by somebody else. A mover
-\* that was not told that it is written tries again, or reads the index again. It goes on with the
-\* manifest that it has seen.
+\* The only commit point. Entries that are missing before the segment were removed by another
+\* client. A mover without a confirmation tries again or reads the index again, and continues with
+\* the manifest that it has read.
 \* core/opendata_buffer/queue/log_index.py: LogIndex.with_segment
 WriteIndex(m) ==
     LET known == mover[m].known
@@ -167,7 +169,7 @@ WriteIndex(m) ==
                                                             !.seen = mover[m].seen]]
     /\ UNCHANGED <<manifest, objects, Log_2>>
 
-\* Any process, by any version of the index: what that has leaves the manifest.
+\* Any process may remove the entries that any version of the index has from the manifest.
 \* core/opendata_buffer/queue/queue.py: Queue.shorten
 \* core/opendata_buffer/queue/queue.py: left_to_log
 Trim ==
@@ -186,7 +188,7 @@ EndMove(m) ==
 
 Log_3 == <<manifest, objects, deleted, producer, mover, collector, resetter, counts>>
 
-\* A run sees the manifest and then the index before it takes its position.
+\* A run reads the manifest and then the index before it takes its position.
 \* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.claim_epoch
 LookBeforeTake(r) ==
     /\ run[r].at = "off"
@@ -200,8 +202,9 @@ ReadIndexBeforeTake(r) ==
     /\ run' = [run EXCEPT ![r].at = "takes", ![r].known = index.now]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
-\* A run of a reader fences the one before. A new one begins at the floor. A registered one that is
-\* below it was set back, and that was refused: all readers have read what lies before the floor.
+\* A run of a reader fences the previous run. A new reader begins at the floor. A registered
+\* reader below the floor was reset, and the reset was refused, because all readers have read the
+\* entries before the floor.
 \* core/opendata_buffer/queue/reader_queue.py: ReaderQueue._take
 TakePosition(r) ==
     LET n == run[r].name
@@ -213,7 +216,7 @@ TakePosition(r) ==
     /\ run[r].at = "takes" /\ counts.takes < Takes
     /\ counts' = [counts EXCEPT !.takes = @ + 1]
     /\ IF new.at < known.floor
-       THEN run' = [run EXCEPT ![r] = NoRun] /\ UNCHANGED position   \* DataLoss, with the numbers
+       THEN run' = [run EXCEPT ![r] = NoRun] /\ UNCHANGED position   \* raises DataLoss
        ELSE \E answer \in Put(position[n], now, new) :
               /\ position' = [position EXCEPT ![n] = answer[2]]
               /\ run' = IF answer[1] # "applied" THEN run
@@ -222,7 +225,8 @@ TakePosition(r) ==
     /\ UNCHANGED <<index, acked, unsure, told, manifest, objects, deleted, producer, mover,
                    collector, resetter>>
 
-\* Behind its position: a collector that saw no such reader loses its race for the index.
+\* Registered after its position was written: a collector that did not see this reader loses its
+\* race for the index.
 \* core/opendata_buffer/queue/reader_queue.py: ReaderQueue._register
 LookBeforeRegistration(r) ==
     /\ run[r].at = "took"
@@ -231,8 +235,8 @@ LookBeforeRegistration(r) ==
          ![r].at = IF index.now.floor > run[r].next THEN "takes" ELSE "registers"]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
-\* The index changes also where it has the name: a collector that saw an earlier position loses
-\* its race, too.
+\* The index changes even if it has the name, so a collector that saw an earlier position also
+\* loses its race.
 \* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
 Register(r) ==
     LET new == [run[r].known EXCEPT !.readers = @ \cup {run[r].name}, !.changes = @ + 1] IN
@@ -244,8 +248,8 @@ Register(r) ==
                    ELSE [run EXCEPT ![r].at = "took", ![r].known = None]
     /\ UNCHANGED <<position, acked, unsure, told, Log_3>>
 
-\* The manifest before the index: what left it in between is in the index. One that is known
-\* already is good enough if it reaches to where the manifest begins.
+\* The manifest is read before the index, so entries that left it in between are in the index. An
+\* index that was read earlier is enough if it ends at or after the manifest's first entry.
 \* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.read
 ReadFirst(r) ==
     LET known == run[r].known
@@ -273,7 +277,7 @@ HandOut(r) ==
         segment == {g \in known.segments : g.from <= s /\ s < g.to}
         passed == [run EXCEPT ![r].next = s + 1] IN
     /\ run[r].at = "reads" /\ known # None
-    /\ IF s < known.floor \/ n \notin known.readers   \* it has expired, or was set back
+    /\ IF s < known.floor \/ n \notin known.readers   \* it has expired or was reset
        THEN run' = [run EXCEPT ![r] = NoRun] /\ UNCHANGED told
        ELSE IF s < known.end
        THEN /\ run' = passed
@@ -282,14 +286,14 @@ HandOut(r) ==
                        THEN [told EXCEPT !["gone"] = @ \cup {s}]
                        ELSE IF s < acked[n] THEN [told EXCEPT !["again"] = @ \cup {s}] ELSE told
        ELSE IF s < seen.first
-       THEN /\ run' = passed       \* taken by a v1 consumer before it was moved
+       THEN /\ run' = passed       \* removed by a v1 consumer before it was moved
             /\ told' = [told EXCEPT !["gap"] = @ \cup {s}]
        ELSE /\ s < End(seen)
             /\ run' = passed
             /\ told' = IF s \in deleted /\ mine THEN [told EXCEPT !["gone"] = @ \cup {s}] ELSE told
     /\ UNCHANGED <<index, position, acked, unsure, Log_3>>
 
-\* A consumer may acknowledge less than it was handed out.
+\* A consumer may acknowledge less than it received.
 \* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.dequeue
 Acknowledge(r) ==
     LET n == run[r].name
@@ -308,8 +312,8 @@ Acknowledge(r) ==
 
 Log_4 == <<manifest, objects, deleted, producer, mover, run, collector, told>>
 
-\* The position first; the reader that runs is fenced. Until the index is written nobody is told
-\* where the reader is.
+\* The position is written first, which fences a running reader. The reset is confirmed only after
+\* the index was written.
 \* core/opendata_buffer/queue/reader_admin.py: reset_reader
 SetBack ==
     /\ resetter.at = "off" /\ counts.resets < Resets
@@ -330,18 +334,18 @@ SetBack ==
 LookBeforeConfirm ==
     /\ resetter.at = "look"
     /\ resetter' = IF index.now.floor > resetter.to
-                   THEN NoReset    \* the user is told that it is not retained
+                   THEN NoReset    \* the user gets an error: it is not retained
                    ELSE [resetter EXCEPT !.at = "write", !.known = index.now]
     /\ UNCHANGED <<index, position, acked, unsure, counts, Log_4>>
 
-\* The command ends in between, and nobody was told.
+\* The command ends in between, without a confirmation.
 \* core/opendata_buffer/queue/reader_admin.py: reset_reader
 EndReset ==
     /\ resetter.at # "off"
     /\ resetter' = NoReset
     /\ UNCHANGED <<index, position, acked, unsure, counts, Log_4>>
 
-\* A collector that has seen the position before loses its race for the index.
+\* A collector that has read the previous position loses its race for the index.
 \* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
 ConfirmReset ==
     LET new == [resetter.known EXCEPT !.readers = @ \cup {resetter.name}, !.changes = @ + 1] IN
@@ -365,14 +369,14 @@ LookBeforeCollection ==
          /\ counts' = [counts EXCEPT !.expiries = @ + Cardinality(expires)]
     /\ UNCHANGED <<index, objects, deleted, Log_5>>
 
-\* After the index, one by one.
+\* Positions are read after the index, one by one.
 \* core/opendata_buffer/queue/reader_positions.py: read_positions
 ReadPosition(n) ==
     /\ collector.at = "reads" /\ collector.found[n] = -1
     /\ collector' = [collector EXCEPT !.found[n] = position[n].now.at]
     /\ UNCHANGED <<index, objects, deleted, counts, Log_5>>
 
-\* The pure function of the floor: what all readers have, in segments or still in the manifest.
+\* The floor: the end of the entries that all readers have read, in segments or in the manifest.
 \* core/opendata_buffer/queue/retention.py: floor_of
 Floor(known, readers, found) ==
     LET least == IF Faulty("the floor is that of the fastest reader")
@@ -380,7 +384,7 @@ Floor(known, readers, found) ==
                  ELSE CHOOSE x \in {found[n] : n \in readers} : \A n \in readers : found[n] >= x IN
     IF readers = {} THEN known.floor ELSE Max(known.floor, least)
 
-\* A retention keeps more.
+\* With a retention more entries are kept.
 \* core/opendata_buffer/queue/log_index.py: LogIndex.with_floor
 WriteFloor ==
     LET known == IF Faulty("the positions are read before the index") THEN index.now
@@ -400,14 +404,14 @@ WriteFloor ==
                            ELSE collector
     /\ UNCHANGED <<objects, deleted, counts, Log_5>>
 
-\* After a lost race, and before each page: it goes on by the index that holds then.
+\* After a lost race, and before each page: it continues with the current index.
 \* core/opendata_buffer/gc.py: GarbageCollector
 ReadIndexAgain ==
     /\ collector.at \in {"reads", "deletes"}
     /\ collector' = [NoCollector EXCEPT !.at = "deletes", !.known = index.now]
     /\ UNCHANGED <<index, objects, deleted, counts, Log_5>>
 
-\* Below the floor: batches, and segments, whether they were ever named or not.
+\* Batches and segments below the floor, even segments that were never in the index.
 \* core/opendata_buffer/gc.py: GarbageCollector
 Delete ==
     LET known == collector.known IN
@@ -448,42 +452,42 @@ Next ==
          \/ HandOut(r) \/ Acknowledge(r)
     \/ SetBack \/ LookBeforeConfirm \/ ConfirmReset \/ EndReset
     \/ LookBeforeCollection \/ \E n \in Readers : ReadPosition(n)
-    \/ WriteFloor \/ ReadIndexAgain \/ Delete \/ EndCollection \/ Steal \/ WriteArrives
+    \/ WriteFloor \/ ReadIndexAgain \/ Delete \/ EndCollection \/ RemoveByV1 \/ WriteArrives
 
 Spec == Init /\ [][Next]_vars
 
 (*------------------------------- invariants --------------------------------*)
 
-\* Every entry is in the manifest, in one segment, below the floor, or was taken and is said to be.
+\* Every entry is in the manifest, in one segment, below the floor, or recorded as removed.
 NothingIsLost ==
     \A s \in 0..(End(manifest.now) - 1) :
         \/ s < index.now.floor \/ s >= manifest.now.first \/ s \in index.now.lost
         \/ \E g \in index.now.segments : g.from <= s /\ s < g.to
-        \/ s >= index.now.end /\ counts.thefts > 0
+        \/ s >= index.now.end /\ counts.v1Removals > 0
 
-\* Segments are contiguous but for what was taken, none overlaps another, and each is stored.
+\* Segments are contiguous except for removed entries, do not overlap, and are all stored.
 SegmentsAreSound ==
     /\ \A g \in index.now.segments : g.to > index.now.floor => g \in objects
     /\ \A g, h \in index.now.segments : g # h => g.to <= h.from \/ h.to <= g.from
 
-\* Only what was taken from the manifest is said to be lost.
-LostIsCounted == Cardinality(index.now.lost) <= counts.thefts
+\* Only entries that were removed from the manifest are recorded as lost.
+LostIsCounted == Cardinality(index.now.lost) <= counts.v1Removals
 
-\* No entry is appended twice, and what is durable is there.
+\* No entry is appended twice, and durable entries exist.
 NothingIsAppendedTwice ==
     \A i, j \in DOMAIN manifest.now.log : i # j => manifest.now.log[i] # manifest.now.log[j]
 DurableIsThere ==
     \A p \in told["durable"] : Range(Entries(p)) \subseteq Range(manifest.now.log)
 
-\* The floor is not beyond a registered reader, unless it was set back and that is not confirmed.
+\* The floor is not past a registered reader, unless its reset is not confirmed.
 TheFloorIsBelowReaders ==
     \A n \in index.now.readers : n \in unsure \/ position[n].now.at >= index.now.floor
 
-\* No registered reader misses an object, passes an entry that is there, or reads one again.
-NothingIsMissed == told["gone"] = {} /\ (told["gap"] = {} \/ counts.thefts > 0)
+\* No registered reader misses an object, skips an existing entry, or reads one again.
+NothingIsMissed == told["gone"] = {} /\ (told["gap"] = {} \/ counts.v1Removals > 0)
 NothingIsRedelivered == told["again"] = {}
 
-\* Acknowledged positions are not taken back but by a reset.
+\* Only a reset sets an acknowledged position back.
 AcknowledgedStays == \A n \in Readers : position[n].now.at >= acked[n]
 
 \* The index never returns to an earlier value.

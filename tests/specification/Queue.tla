@@ -2,22 +2,22 @@
 (* One queue: producers and sinks, consumers with epochs, a collector, and a  *)
 (* store that loses answers.                                                  *)
 (*                                                                            *)
-(* The manifest's value is [first, epoch, log]. `log` has every entry that    *)
-(* was ever appended; those before `first` have left the manifest, and no     *)
-(* process looks at them. Sequences begin at 0, so entry `s` is log[s + 1].   *)
-(* An entry is [producer, round, part, named]: the first two and the part     *)
-(* name a record, the time its upload. `stolen` says that a fenced consumer   *)
-(* acknowledged; no process looks at it.                                      *)
+(* The manifest's value is [first, epoch, log, fencedAck]. `log` has every    *)
+(* entry that was ever appended. Entries before `first` have left the         *)
+(* manifest, and no process reads them. Sequences begin at 0, so entry `s` is *)
+(* log[s + 1]. An entry is [producer, round, part, named]. The first three    *)
+(* fields identify a record, and the time identifies its upload. `fencedAck`  *)
+(* records that a fenced consumer acknowledged; no process reads it.          *)
 EXTENDS Store
 
 CONSTANTS
-    Producers,   \* Processes that append; those below are some of them.
-    Sinks,       \* They follow the rules of the Spark sink, with names ahead of time.
-    Slow,        \* The clock of their names is behind by 2.
-    Pairs,       \* They append two entries at once.
-    Twice,       \* They append a second time, from memory.
+    Producers,   \* Processes that append; the next sets are subsets of it.
+    Sinks,       \* Follow the rules of the Spark sink: names are ahead of time.
+    Slow,        \* The clock that dates their names is behind by 2.
+    Pairs,       \* Append two entries at once.
+    Twice,       \* Append a second time, from memory.
     Consumers,
-    Grace,       \* The collector's grace period, a multiple of 4; 0: no collector.
+    Grace,       \* The collector's grace period, a multiple of 4; 0 means no collector.
     Skew,        \* How far the collector's clock is ahead of the store's.
     MaxTime,     \* Time ends here.
     MaxEpoch
@@ -38,18 +38,18 @@ Queued(m) == {m.log[i] : i \in (m.first + 1)..Len(m.log)}
 Upload(entry) == [producer |-> entry.producer, round |-> entry.round, named |-> entry.named]
 
 Init ==
-    /\ manifest = Object([first |-> 0, epoch |-> 0, log |-> <<>>, stolen |-> FALSE])
-    /\ objects = {}                          \* [name, stored]: its upload, and when
+    /\ manifest = Object([first |-> 0, epoch |-> 0, log |-> <<>>, fencedAck |-> FALSE])
+    /\ objects = {}                          \* [name, stored]: the upload, and its time
     /\ now = 0
     /\ producer = [p \in Producers |->
          [at |-> "idle", round |-> 1, named |-> 0, born |-> 0, known |-> None, lost |-> FALSE,
           waits |-> 0]]
-    /\ told = [p \in Producers |-> <<>>]     \* what its callers were told of each round
+    /\ told = [p \in Producers |-> <<>>]     \* the results that callers got, one for each round
     /\ consumer = [c \in Consumers |->
          [at |-> "off", epoch |-> 0, next |-> 0, acked |-> 0, known |-> None]]
-    /\ acked = 0                             \* sequences before it were acknowledged, and it was said
-    /\ saved = 0                             \* sequences before it were handed out, in order
-    /\ again = FALSE                         \* an acknowledged sequence was handed out
+    /\ acked = 0                             \* sequences before it were confirmed as acknowledged
+    /\ saved = 0                             \* sequences before it were delivered, in order
+    /\ again = FALSE                         \* an acknowledged sequence was delivered
     /\ collector = [at |-> "off", page |-> {}, read |-> 0]
 
 (*------------------------------- producers ---------------------------------*)
@@ -57,8 +57,9 @@ Init ==
 Name(p) == [producer |-> p, round |-> producer[p].round, named |-> producer[p].named]
 Stored(name) == {o \in objects : o.name = name}
 
-(* A producer counts from when it made the name, by its own clock's rate. The *)
-(* sink counts as a collector does: from the later of name and upload.        *)
+(* A producer measures the age of a batch from the moment when it made the    *)
+(* name, by the rate of its own clock. The sink measures it as a collector    *)
+(* does: from the later of name and upload.                                   *)
 Age(p) == now - producer[p].born
 
 Entries(p) == [k \in 1..Size[p] |->
@@ -66,8 +67,8 @@ Entries(p) == [k \in 1..Size[p] |->
 
 Holds(m, p) == Entries(p)[Size[p]] \in Queued(m)    \* the last entry of the group
 
-(* When the name was made. An upload takes a while; here it takes no time, and *)
-(* in a trace (TraceQueue.tla) as long as it took.                             *)
+(* The time at which the name was made. An upload takes no time here, and its *)
+(* real time in a trace (TraceQueue.tla).                                     *)
 Made(p) == now
 NameAt(p, made) == made + Ahead[p]
 
@@ -101,20 +102,20 @@ BeginAppend(p) ==
          producer' = [producer EXCEPT ![p].at = at, ![p].lost = FALSE]
     /\ UNCHANGED <<manifest, objects, now, told, consumer, acked, saved, again, collector>>
 
-\* Before every attempt but one from memory: is an earlier one in the manifest?
+\* Before every attempt except one from memory: is an earlier attempt in the manifest?
 \* core/opendata_buffer/queue/cas.py: CasObject._attempt
 \* core/opendata_buffer/queue/queue.py: _Append.find
 LookBeforeAppend(p) ==
     LET m == manifest.now
         known == producer[p].known
-        found == Holds(m, p) /\ ~Faulty("no look for a lost append")
+        found == Holds(m, p) /\ ~Faulty("no search for a lost append")
         gone == producer[p].lost /\ End(known) < m.first
-                /\ ~Faulty("what was dequeued is taken for not written") IN
+                /\ ~Faulty("a dequeued entry counts as never written") IN
     /\ producer[p].at = "look"
     /\ IF found THEN producer' = [producer EXCEPT ![p].at = "landed", ![p].known = m]
        ELSE IF gone THEN producer' = [producer EXCEPT ![p].at = "unknown", ![p].known = m]
        ELSE producer' = [producer EXCEPT ![p].at = "write", ![p].known = m,
-              \* A lost attempt that is bound to the current version may still be applied.
+              \* A lost attempt at the current version may still be applied.
               ![p].lost = @ /\ known = m /\ ~Faulty("a lost answer is looked up once")]
     /\ UNCHANGED <<manifest, objects, now, told, consumer, acked, saved, again, collector>>
 
@@ -138,14 +139,14 @@ Tell(p, outcome) ==
     /\ producer' = [producer EXCEPT ![p] = [@ EXCEPT
          !.at = "idle", !.round = @ + 1, !.named = 0, !.born = 0, !.lost = FALSE, !.waits = 0]]
 
-\* Surely not written: the batches go back, and may be stored again.
+\* Certainly not written: the batches go back, and may be stored again.
 \* core/opendata_buffer/producer/ordered_uploads.py: OrderedUploads.refused
 Refuse(p) ==
     /\ producer[p].at = "write" /\ ~producer[p].lost
     /\ producer' = [producer EXCEPT ![p].at = "ready"]
     /\ UNCHANGED <<manifest, objects, now, told, consumer, acked, saved, again, collector>>
 
-\* The deadline of the callers: what is in doubt is unknown, the rest has failed.
+\* The callers' deadline: attempts in doubt are unknown, and the rest has failed.
 \* core/opendata_buffer/producer/ordered_uploads.py: OrderedUploads.expire
 GiveUp(p) ==
     /\ producer[p].at \in {"ready", "look", "write", "unknown"}
@@ -166,17 +167,17 @@ Land(p) ==
             /\ objects' = objects \cup {[name |-> Name(p), stored |-> now]}
     /\ UNCHANGED <<manifest, now, consumer, acked, saved, again, collector>>
 
-\* A collector deletes by one manifest for a quarter of the grace period.
+\* A collector uses one manifest for deletes for a quarter of the grace period.
 \* buffer_sink/committer.py: UploadAges.outlived_collector
 CheckLateUploads(p) ==
     /\ producer[p].at = "check"
-    /\ now > producer[p].waits + Window \/ Faulty("no wait for the collector")
+    /\ now > producer[p].waits + Window \/ Faulty("the append does not wait for the collector")
     /\ Tell(p, IF Stored(Name(p)) # {} THEN "durable" ELSE "unknown")
     /\ UNCHANGED <<manifest, objects, now, consumer, acked, saved, again, collector>>
 
 (*------------------------------- consumers ---------------------------------*)
 
-\* A new consumer, with the position that its target saved or without one.
+\* A new consumer, with or without a position that its target has saved.
 \* core/opendata_buffer/queue/queue.py: Queue.claim_epoch
 \* core/opendata_buffer/queue/stored_manifest.py: check_resume
 LookBeforeClaim(c) ==
@@ -187,7 +188,7 @@ LookBeforeClaim(c) ==
                                       ![c].next = position]
     /\ UNCHANGED <<manifest, objects, now, producer, told, acked, saved, again, collector>>
 
-\* A lost answer needs no proof: the epoch is raised once more.
+\* After a lost answer it does not search for its write; it raises the epoch once more.
 \* core/opendata_buffer/queue/queue.py: Queue.claim_epoch
 WriteClaim(c) ==
     LET known == consumer[c].known
@@ -232,10 +233,10 @@ LookBeforeAcknowledge(c) ==
 WriteAcknowledge(c) ==
     LET known == IF Faulty("the epoch is compared before the last read")
                  THEN manifest.now ELSE consumer[c].known
-        through == IF Faulty("one too far is acknowledged")
+        through == IF Faulty("one entry too many is acknowledged")
                    THEN Min(consumer[c].next + 1, End(known)) ELSE consumer[c].next
         new == [known EXCEPT !.first = through,
-                             !.stolen = @ \/ known.epoch # consumer[c].epoch] IN
+                             !.fencedAck = @ \/ known.epoch # consumer[c].epoch] IN
     /\ consumer[c].at = "ack"
     /\ \E answer \in IF known.first >= through THEN {<<"applied", manifest>>}
                      ELSE Put(manifest, known, new) :
@@ -251,10 +252,10 @@ WriteAcknowledge(c) ==
 
 (*------------------------------- collector ---------------------------------*)
 
-(* When an object was written, as the collector takes it.                     *)
+(* The time at which an object was written, as the collector sees it.         *)
 Written(o) ==
-    IF Faulty("the age is the store's date alone") THEN o.stored
-    ELSE IF Faulty("the age is the name's alone") THEN o.name.named
+    IF Faulty("the age comes from the store's date alone") THEN o.stored
+    ELSE IF Faulty("the age comes from the name alone") THEN o.name.named
     ELSE Max(o.stored, o.name.named)
 
 Newest ==
@@ -276,8 +277,8 @@ ListObjects ==
     /\ collector' = [at |-> "listed", page |-> {o \in objects : IsOld(o)}, read |-> 0]
     /\ UNCHANGED <<manifest, objects, now, producer, told, consumer, acked, saved, again>>
 
-(* The fault that turns the two around: only objects that the manifest did    *)
-(* not name are listed after it.                                              *)
+(* A fault swaps the two steps: the listing after the manifest then only has  *)
+(* objects that the manifest did not name.                                    *)
 ReadBeforeListing ==
     /\ Faulty("the manifest is read before the listing")
     /\ Grace > 0 /\ collector.at = "off" /\ objects # {}
@@ -289,7 +290,7 @@ ListAfterReading ==
     /\ collector' = [collector EXCEPT !.at = "deletes", !.page = {o \in @ : IsOld(o)}]
     /\ UNCHANGED <<manifest, objects, now, producer, told, consumer, acked, saved, again>>
 
-\* After the listing: what was appended between the two is in the manifest.
+\* The manifest is read after the listing, so it has entries that were appended in between.
 \* core/opendata_buffer/gc.py: GarbageCollector._page
 ReadAfterListing ==
     /\ collector.at = "listed"
@@ -345,7 +346,7 @@ Places(p, r) == {i \in DOMAIN manifest.now.log :
 Said(outcome) == {pr \in Producers \X (1..2) :
                     pr[2] \in DOMAIN told[pr[1]] /\ told[pr[1]][pr[2]] = outcome}
 
-\* Nothing acknowledged to a producer is lost: it is queued with its object, or was handed out.
+\* No durable record is lost: it is queued and its object exists, or it was delivered.
 NothingDurableIsLost ==
     \A pr \in Said("durable") :
         /\ Cardinality(Places(pr[1], pr[2])) = Size[pr[1]]
@@ -357,8 +358,8 @@ NothingIsAppendedTwice ==
     \A i, j \in DOMAIN manifest.now.log :
         i # j => Records(manifest.now)[i] # Records(manifest.now)[j]
 
-\* What a producer was told to have failed is not queued, and never will be.
-WhatFailedIsAbsent ==
+\* A record that was reported failed is not queued, and never will be.
+FailedIsAbsent ==
     \A pr \in Said("failed") : Places(pr[1], pr[2]) = {}
 
 \* A group is appended in one piece.
@@ -368,16 +369,16 @@ GroupsAreWhole ==
         /\ e.part > 1 => i > 1 /\ manifest.now.log[i - 1] = [e EXCEPT !.part = @ - 1]
         /\ e.part < Size[e.producer] => i < Len(manifest.now.log)
 
-\* Nothing leaves the queue that was not handed out.
-NothingIsPassedBy == manifest.now.first <= saved
+\* No entry leaves the queue before it was delivered.
+NothingIsSkipped == manifest.now.first <= saved
 
-\* Nothing is handed out again that was acknowledged.
+\* No acknowledged entry is delivered again.
 NothingIsRedelivered == ~again
 
 \* A fenced consumer never acknowledges.
-NoFencedAcknowledgement == ~manifest.now.stolen
+NoFencedAcknowledgement == ~manifest.now.fencedAck
 
-\* Sequences, epochs and the front only grow: a manifest never returns to an earlier value.
+\* Sequences, epochs, and `first` only grow, so a manifest never returns to an earlier value.
 OnlyForward ==
     [][/\ manifest'.now.first >= manifest.now.first
        /\ manifest'.now.epoch >= manifest.now.epoch

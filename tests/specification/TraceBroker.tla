@@ -1,10 +1,11 @@
 ------------------------------ MODULE TraceBroker ------------------------------
-(* Has the specification of brokers a behaviour with the events of a trace?      *)
-(* TraceLog.tla explains the method; trace_broker.py generates TraceData.        *)
-(*                                                                               *)
-(* Times are microseconds. Before an event the clock is set to its time. A       *)
-(* client of the specification is one append. A client that will hear nothing of *)
-(* the answer is lost before the broker gives it: so the trace has it.           *)
+(* Does the specification of brokers have a behaviour with the events of a    *)
+(* trace? TraceLog.tla explains the method, and trace_broker.py generates     *)
+(* TraceData.                                                                 *)
+(*                                                                            *)
+(* Times are microseconds. The clock is set to the time of each event before  *)
+(* the event. A client of the specification is one append. In a trace, a      *)
+(* client that will not hear the answer is lost before the broker gives it.   *)
 EXTENDS Broker, TraceData, TLC
 
 VARIABLE l
@@ -34,7 +35,7 @@ Clients_ ==
     \/ Is("ask") /\ E.heard <= now /\ E.seen <= End(manifest.now) /\ client[E.by].since = E.since
        /\ Ask(E.by) /\ client'[E.by].broker = E.broker
     \/ Is("renew") /\ E.heard <= now /\ Renew(E.by)
-    \* Its answer is on the way.
+    \* The answer is on its way.
     \/ Is("renew") /\ client[E.by].at = "end" /\ UNCHANGED vars
     \/ Is("lose") /\ Lose(E.by)
     \/ Is("end wait") /\ EndWait(E.by)
@@ -46,7 +47,7 @@ Clients_ ==
     \/ Is("durable") /\ told[E.by] = "durable" /\ manifest.now.log[E.sequence + 1] = E.by
        /\ UNCHANGED vars
     \/ Is("failed") /\ GiveUp(E.by) /\ told'[E.by] = "failed"
-    \* The code may say that it does not know where it could know.
+    \* The code may report "unknown" although it could know.
     \/ Is("unknown") /\ told[E.by] # "failed" /\ UNCHANGED vars
 
 Brokers_ ==
@@ -65,7 +66,7 @@ Others ==
     \/ Is("dequeue") /\ Dequeue /\ Manifest(manifest'.now)
     \/ Is("arrive") /\ WriteArrives /\ Manifest(manifest'.now)
 
-\* What leaves nothing at the store: the guard of an append stops it, or it ends with an error.
+\* Steps without a request: the guard stops an append, or it ends with an error.
 Silent ==
     /\ \/ /\ Next_("end of append") /\ manifest' = manifest
           /\ \/ E.result \in {"found", "late", "unknown"} /\ broker[E.by].at = "write"

@@ -1,11 +1,12 @@
 ------------------------------- MODULE TraceLog -------------------------------
-(* Has the specification of the log a behaviour with the events of a trace?    *)
-(*                                                                             *)
-(* TraceData is generated (trace_log.py): Trace is the sequence of events. `l` *)
-(* is the number of the next one. Each event is one action of Log.tla with the *)
-(* values that were seen. Steps that leave no event at the store may lie       *)
-(* before it (Silent). The trace is accepted when TLC says that Unfinished is  *)
-(* violated: then a behaviour has all events.                                  *)
+(* Does the specification of the log have a behaviour with the events of a    *)
+(* trace?                                                                     *)
+(*                                                                            *)
+(* trace_log.py generates TraceData, where Trace is the sequence of events.   *)
+(* `l` is the number of the next event. Each event is one action of Log.tla   *)
+(* with the values that were seen. Steps without an event at the store        *)
+(* (Silent) may come before it. The trace is accepted if TLC reports that     *)
+(* Unfinished is violated, because then a behaviour has all events.           *)
 EXTENDS Log, TraceData, TLC
 
 VARIABLE l
@@ -19,12 +20,12 @@ ASSUME TLCSet(1, 0)
 
 TraceInit == Init /\ l = 1
 
-(*--------------------------- what an event has seen -------------------------*)
+(*------------------------- the values of an event --------------------------*)
 
 SeenManifest == manifest.now.first = E.first /\ End(manifest.now) = E.end
 SeenIndex == index.now.changes = E.changes
 
-\* A manifest after a conditional write that the event tells of.
+\* The manifest after the conditional write of an event.
 Manifest(m) == m.first = E.first /\ End(m) = E.end
 Wrote(known) ==
     CASE E.answer = "applied" -> Manifest(manifest'.now) /\ manifest'.flight = {}
@@ -33,7 +34,7 @@ Wrote(known) ==
            /\ manifest'.now = manifest.now
            /\ \A m \in manifest'.flight \ manifest.flight : Manifest(m)
 
-\* Segments below the floor are kept for a while, and mean nothing.
+\* Segments below the floor are kept for a while without any meaning.
 Index(i) ==
     /\ i.changes = E.changes /\ i.end = E.end /\ i.floor = E.floor /\ i.readers = E.readers
     /\ {g \in i.segments : g.to > i.floor} = E.segments
@@ -104,7 +105,7 @@ Arrivals_ ==
          [] OTHER -> E.at \in Readers /\ position' # position
                      /\ position'[E.at].now = [at |-> E.next, epoch |-> E.epoch]
 
-\* Pages and settings are not in the specification: the index has the same in another version.
+\* The specification lacks pages and settings: only the version of the index changes.
 ChangesAlone ==
     /\ Is("change index")
     /\ index' = Object([index.now EXCEPT !.changes = E.changes])
@@ -128,7 +129,7 @@ TraceNext ==
 
 TraceSpec == TraceInit /\ [][TraceNext]_<<vars, l>>
 
-\* Violated by the state after the last event. How far TLC came is printed on the way.
+\* Violated by the state after the last event. TLC prints how far it got.
 Unfinished ==
     /\ l <= TLCGet(1) \/ (TLCSet(1, l) /\ PrintT(<<"reached", l>>))
     /\ l <= Len(Trace)

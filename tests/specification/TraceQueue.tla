@@ -1,11 +1,11 @@
 ------------------------------ MODULE TraceQueue ------------------------------
-(* Has the specification of a queue with a collector a behaviour with the       *)
-(* events of a trace? TraceLog.tla explains the method; trace_collector.py      *)
-(* generates TraceData.                                                         *)
-(*                                                                              *)
-(* Times are milliseconds. Before an event the clock is set to its time, and    *)
-(* all guards about ages and windows hold or fail by that. Each batch is a      *)
-(* producer of the specification, which appends once.                           *)
+(* Does the specification of a queue with a collector have a behaviour with   *)
+(* the events of a trace? TraceLog.tla explains the method, and               *)
+(* trace_collector.py generates TraceData.                                    *)
+(*                                                                            *)
+(* Times are milliseconds. The clock is set to the time of each event before  *)
+(* the event, and all guards about ages and windows use it. Each batch is a   *)
+(* producer of the specification, which appends once.                         *)
 EXTENDS Queue, TraceData, TLC
 
 VARIABLE l
@@ -38,14 +38,14 @@ Remember(p) ==
     /\ producer' = [producer EXCEPT ![p].known = manifest.now]
     /\ UNCHANGED <<manifest, objects, now, told, consumer, acked, saved, again, collector>>
 
-\* The upload of a batch that was given up meanwhile.
+\* The upload of a batch that was given up in the meantime.
 StoreOrphan ==
     /\ producer[E.by].round > Rounds[E.by]
     /\ objects' = objects \cup {[name |-> [producer |-> E.by, round |-> 1, named |-> E.named],
                                 stored |-> now]}
     /\ UNCHANGED <<manifest, now, producer, told, consumer, acked, saved, again, collector>>
 
-\* A request that was answered with an error, and stored, is sent again.
+\* A request that was stored but answered with an error is sent again.
 StoreAgain ==
     LET name == [producer |-> E.by, round |-> 1, named |-> E.named] IN
     /\ \E o \in objects : o.name = name
@@ -67,7 +67,7 @@ Produces ==
     \/ Is("repair") /\ Land(E.by) /\ LastTold(E.by) = "unknown"
     \/ Is("refuse") /\ Refuse(E.by)
     \/ Is("failed") /\ GiveUp(E.by) /\ LastTold(E.by) = "failed"
-    \* The code may say that it does not know where it could know.
+    \* The code may report "unknown" although it could know.
     \/ Is("unknown") /\ GiveUp(E.by)
     \/ Is("unknown") /\ producer[E.by].round > Rounds[E.by] /\ UNCHANGED vars
     \/ Is("unknown") /\ producer[E.by].at = "landed" /\ Tell(E.by, "unknown")
@@ -92,7 +92,7 @@ Collects ==
 
 Arrives == Is("arrive") /\ WriteArrives /\ Manifest(manifest'.now)
 
-\* A refused append was looked for; of the look there may be nothing at the store.
+\* A refused append was searched for, maybe without a request to the store.
 Silent ==
     /\ \/ (Next_("refuse") \/ Next_("failed")) /\ producer[E.by].at = "look"
           /\ LookBeforeAppend(E.by)

@@ -1,23 +1,25 @@
 ----------------------------- MODULE Transactions -----------------------------
-(* One app writes batches to all partitions of a topic, each all or nothing,  *)
-(* through its commit record. Runs of the app begin at any time, also beside  *)
-(* an earlier one that was only suspended, and end at any step.               *)
+(* An app writes batches to all partitions of a topic. Each batch is written  *)
+(* completely or not at all, through the app's commit record. Runs of the app *)
+(* begin at any time, even next to an earlier run that was only suspended,    *)
+(* and end at any step.                                                       *)
 (*                                                                            *)
-(* An append to a manifest is one step here, as Queue.tla shows that it may   *)
-(* be: it is applied, or its answer is lost and it may arrive as long as no   *)
-(* other write was applied. A run whose answer was lost looks and repeats, or *)
+(* An append to a manifest is one step here; Queue.tla shows that this is     *)
+(* allowed. It is applied, or its answer is lost and it may arrive as long as *)
+(* no other write was applied. A run without an answer reads and repeats, or  *)
 (* ends. The record is read and written in two steps.                         *)
 (*                                                                            *)
-(* A manifest's value is a series of [attempt, kind], `kind` being "pending", *)
-(* "commit" or "rollback"; undecided entries do not leave it. An attempt is   *)
-(* [run, batch]: a producer id. The record's value is [run, batch, attempt,   *)
-(* decided]; `decided` has all attempts it ever named, no process looks at it.*)
+(* A manifest's value is a sequence of [attempt, kind], where `kind` is       *)
+(* "pending", "commit" or "rollback". Undecided entries do not leave it. An   *)
+(* attempt is [run, batch], like a producer id. The record's value is [run,   *)
+(* batch, attempt, decided]. `decided` has all attempts that it ever named;   *)
+(* no process reads it.                                                       *)
 EXTENDS Store
 
 CONSTANTS
     Partitions,
     Runs,
-    Batches      \* How many batches the app writes.
+    Batches      \* The number of batches that the app writes.
 
 VARIABLES record, manifest, run, done
 
@@ -32,14 +34,14 @@ Init ==
     /\ run = [r \in Runs |->
          [at |-> "off", batch |-> -1, known |-> None, did |-> {}, recovers |-> FALSE,
           noted |-> [p \in Partitions |-> {}], missing |-> {}]]
-    /\ done = 0                \* batches that the app knows to be written
+    /\ done = 0                \* number of batches that the app knows to be written
 
 Is(m, attempt, kind) == [attempt |-> attempt, kind |-> kind] \in Range(m)
 Ended(m, attempt) == Is(m, attempt, "commit") \/ Is(m, attempt, "rollback")
 Undecided(m) == {a \in {entry.attempt : entry \in Range(m)} : ~Ended(m, a)}
 
-(* One append of `entries` to a partition: {applied, unknown}, each with the  *)
-(* manifests after it. Without entries nothing is written.                    *)
+(* One append of `entries` to a partition: applied or unknown, each with the  *)
+(* resulting manifests. Without entries nothing is written.                   *)
 Appends(p, entries) ==
     LET m == manifest[p] IN
     IF entries = <<>> THEN {<<"applied", manifest>>} ELSE
@@ -50,17 +52,17 @@ RECURSIVE Series(_)
 Series(set) == IF set = {} THEN <<>>
                ELSE LET one == CHOOSE x \in set : TRUE IN <<one>> \o Series(set \ {one})
 
-(* Markers, of those attempts that the very manifest shows undecided.         *)
+(* Markers of the given attempts that are undecided in the same manifest.     *)
 Markers(p, attempts, kind) ==
     Series({[attempt |-> a, kind |-> kind] :
               a \in {b \in attempts : \/ b \in Undecided(manifest[p].now)
-                                      \/ Faulty("a marker without a look")}})
+                                      \/ Faulty("a marker without a read")}})
 
 Become(r, at) == run' = [run EXCEPT ![r].at = at, ![r].did = {}, ![r].known = None]
 
 (*--------------------------------- begin -----------------------------------*)
 
-\* A restarted query repeats a batch that is not in its checkpoint yet; an operator recovers.
+\* A restarted query repeats a batch that its checkpoint lacks, or an operator recovers.
 \* core/opendata_buffer/transactions.py: TransactionCoordinator.begin
 \* core/opendata_buffer/transactions.py: TransactionCoordinator.recover
 LookBeforeClaim(r) ==
@@ -88,19 +90,19 @@ WriteClaim(r) ==
                            ![r].known = IF answer[1] = "applied" THEN new ELSE None]
     /\ UNCHANGED <<manifest, done>>
 
-\* What is undecided is noted before the record is read or written again.
+\* Undecided attempts are noted before the record is read or written again.
 \* core/opendata_buffer/transactions.py: OwnedRecord.note_undecided
 \* core/opendata_buffer/transactions.py: TransactionCoordinator._claim
 ReadManifest(r, p) ==
     LET found == Undecided(manifest[p].now)
         named == run[r].known.attempt
-        missing == named \in found /\ ~Faulty("the batch before is not completed") IN
+        missing == named \in found /\ ~Faulty("the previous batch is not completed") IN
     /\ run[r].at = "read" /\ p \notin run[r].did
     /\ run' = [run EXCEPT ![r].did = @ \cup {p}, ![r].noted[p] = found \ {named},
                           ![r].missing = IF missing THEN @ \cup {p} ELSE @]
     /\ UNCHANGED <<record, manifest, done>>
 
-\* The markers of the batch that the record names, where they are missing.
+\* The missing markers of the batch that the record names.
 \* core/opendata_buffer/transactions.py: MarkerWriter.write
 CompleteEarlier(r, p) ==
     /\ run[r].at = "read" /\ run[r].did = Partitions /\ p \in run[r].missing
@@ -113,7 +115,7 @@ CompleteEarlier(r, p) ==
 Begin(r) ==
     /\ run[r].at = "read" /\ run[r].did = Partitions /\ run[r].missing = {}
     /\ IF run[r].recovers
-       THEN Become(r, IF Faulty("a roll-back without asking the record")
+       THEN Become(r, IF Faulty("a roll-back without reading the record")
                       THEN "rolls back" ELSE "asks") /\ UNCHANGED done
        ELSE IF IsRepeat(r, run[r].known)
        THEN Become(r, "ended") /\ done' = Max(done, run[r].batch + 1)
@@ -121,7 +123,7 @@ Begin(r) ==
             /\ UNCHANGED done
     /\ UNCHANGED <<record, manifest>>
 
-\* All that was noted is of earlier runs if the record still names this one.
+\* All noted attempts belong to earlier runs if the record still names this run.
 \* core/opendata_buffer/transactions.py: OwnedRecord.is_owned
 AskRecord(r) ==
     /\ run[r].at = "asks"
@@ -151,7 +153,7 @@ AppendPending(r, p) ==
               ELSE run
     /\ UNCHANGED <<record, done>>
 
-\* An append whose answer was lost has arrived meanwhile.
+\* An append whose answer was lost has arrived in the meantime.
 \* core/opendata_buffer/queue/queue.py: _Append.find
 FindPending(r, p) ==
     /\ run[r].at = "append" /\ p \notin run[r].did
@@ -166,7 +168,7 @@ BeginDecision(r) ==
     /\ run' = [run EXCEPT ![r].at = "decide", ![r].did = {}]
     /\ UNCHANGED <<record, manifest, done>>
 
-\* The record is written from memory; after a lost race or a lost answer it is read.
+\* The record is written from memory. After a lost race or a lost answer it is read.
 \* core/opendata_buffer/transactions.py: OwnedRecord.decide
 \* core/opendata_buffer/transactions.py: OwnedRecord.verdict
 Decide(r) ==
@@ -183,7 +185,7 @@ Decide(r) ==
               /\ record' = answer[2]
               /\ run' = [run EXCEPT
                    ![r].at = IF answer[1] = "applied" THEN "complete"
-                             ELSE IF answer[1] = "unknown" /\ Faulty("an unknown decision is none")
+                             ELSE IF answer[1] = "unknown" /\ Faulty("an unknown decision counts as no decision")
                              THEN "abandon" ELSE "look",
                    ![r].known = IF answer[1] = "applied" THEN new ELSE known]
     /\ UNCHANGED <<manifest, done>>
@@ -212,10 +214,10 @@ Complete(r, p) ==
          /\ run' = IF answer[1] = "applied" THEN [run EXCEPT ![r].did = @ \cup {p}] ELSE run
     /\ UNCHANGED <<record, done>>
 
-\* The same run goes on with the next batch, without a claim.
+\* The same run continues with the next batch, without a claim.
 \* core/opendata_buffer/transactions.py: OwnedRecord.continues
 EndAttempt(r) ==
-    LET completed == run[r].did = Partitions \/ Faulty("a batch before the markers of the last")
+    LET completed == run[r].did = Partitions \/ Faulty("a batch before the markers of the previous one")
     IN
     /\ \/ /\ run[r].at \in {"abandon", "rolls back"} /\ run[r].did = Partitions
           /\ Become(r, "ended") /\ UNCHANGED done
@@ -260,12 +262,12 @@ Somewhere(a, kind) == \E p \in Partitions : Is(manifest[p].now, a, kind)
 AllOrNothing ==
     \A a \in Attempts : ~(Somewhere(a, "commit") /\ Somewhere(a, "rollback"))
 
-\* What the record names is never rolled back, and nothing else is committed.
+\* An attempt that the record names is never rolled back, and no other one is committed.
 TheRecordDecides ==
     \A a \in Attempts :
         IF a \in record.now.decided THEN ~Somewhere(a, "rollback") ELSE ~Somewhere(a, "commit")
 
-\* What is decided is in all partitions.
+\* A decided attempt is in all partitions.
 DecidedIsThere ==
     \A a \in record.now.decided, p \in Partitions : Is(manifest[p].now, a, "pending")
 
@@ -278,7 +280,7 @@ DoneIsVisible ==
         /\ a.batch = batch
         /\ \A p \in Partitions : Is(manifest[p].now, a, "commit")
 
-\* An attempt ends once in a partition, and nothing of it comes after that.
+\* An attempt ends once in a partition, and none of its entries come after that.
 EndsOnce ==
     \A p \in Partitions : \A i, j \in DOMAIN manifest[p].now :
         i < j /\ manifest[p].now[i].attempt = manifest[p].now[j].attempt

@@ -1,4 +1,4 @@
-"""A deployment of the simulation that is recorded: what traces of a collector and a log share."""
+"""A simulated cluster that is recorded, for the traces of a collector and of a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOST = ("cas_lost_before", "cas_lost_after", "cas_late")
 
 
 class RecordedCluster(Cluster):
-    """Records its processes. TLC decides which promises it keeps, so the model only logs."""
+    """A cluster that records its processes. TLC checks its promises, so the model only logs."""
 
     def __init__(self, seed: int, *arguments: Any) -> None:
         super().__init__(seed, *arguments)
@@ -33,6 +33,6 @@ class RecordedCluster(Cluster):
         return node
 
     def consumer_config(self) -> ConsumerConfig:
-        # One collector, and in a process of its own: the specification has one.
+        # The specification has one collector, so it runs in its own process.
         off = GarbageCollectorConfig(enabled=False, grace_period_ms=int(self.grace_s * 1000))
         return replace(super().consumer_config(), gc=off)

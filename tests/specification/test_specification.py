@@ -1,4 +1,4 @@
-"""The specification holds, its actions are reached, and each names the code that does it."""
+"""The specification holds, TLC reaches its actions, and each action names existing code."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ ELSEWHERE = {
     "Broker": {"StepDown"},
     "Log": {"Steal"},
 }
-"""Actions that need the other configuration of their module, or a whole one."""
+"""Actions that need the other configuration of their module or a larger one."""
 
 
 @cache
 def defined_in(path: str) -> frozenset[str]:
-    """Functions, classes, and methods with their class, of a source file."""
+    """Return the functions, classes, and methods (with their class) of a source file."""
     found = set()
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
-            found.update(f"{node.name}.{each.name}" for each in methods)
+            methods = (
+                statement for statement in node.body if isinstance(statement, ast.FunctionDef)
+            )
+            found.update(f"{node.name}.{method.name}" for method in methods)
     return frozenset(found)
 
 
 @pytest.mark.parametrize("module", sorted({module_of(name) for name in NAMES}))
-def test_every_action_names_code_that_is_there(module: str) -> None:
+def test_every_action_names_existing_code(module: str) -> None:
     actions = actions_of(module)
     assert len(actions) > 10
     for action, lines in actions.items():
@@ -50,7 +52,7 @@ def test_every_action_names_code_that_is_there(module: str) -> None:
             assert symbol in defined_in(path), f"{module}.{action}: {path} has no {symbol}"
 
 
-def test_every_fault_of_a_module_is_seeded_by_a_configuration() -> None:
+def test_a_configuration_seeds_every_fault_of_a_module() -> None:
     seeded = {(module_of(name), fault) for name in NAMES for fault, _ in faults_of(name)}
     known = {
         (path.stem, fault)
@@ -59,12 +61,12 @@ def test_every_fault_of_a_module_is_seeded_by_a_configuration() -> None:
         if path.stem != "Store"
     }
     assert known <= seeded
-    # The store's own fault is the environment's.
+    # The remaining fault belongs to the environment of the store.
     assert {fault for _, fault in seeded - known} == {"a proxy repeats writes"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [each for each in NAMES if each != "Log"])  # takes minutes
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "Log"])  # takes minutes
 def test_the_specification_holds_and_each_action_is_reached(name: str) -> None:
     try:
         specification.java()
@@ -84,7 +86,7 @@ states found (146,587 ds/min), 54,787 states left on queue.
 """
 
 
-def test_a_check_that_is_out_of_time_says_how_far_it_came(
+def test_a_check_that_runs_out_of_time_reports_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = tmp_path / "java"

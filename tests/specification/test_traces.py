@@ -1,7 +1,7 @@
-"""What the code does in a simulation is what the specification allows, and a fault of it is not.
+"""The specification allows every trace of the code, and rejects traces of faulty code.
 
-By day a few short traces of each module; ``OPENDATA_BUFFER_SEEDS`` says how many there are, and
-``./run test --nightly`` runs many.
+A normal run checks a few short traces of each module. ``OPENDATA_BUFFER_SEEDS`` sets their number,
+and ``./run test --nightly`` runs many.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MUTATIONS = [
     (name, mutation) for name, recorder in RECORDERS.items() for mutation in recorder.MUTATIONS
 ]
 SHARE = 0.1
-"""Of the seeds of a night: each trace starts TLC, which takes two seconds."""
+"""Share of the nightly seeds. Each trace starts TLC, which takes two seconds."""
 
 
 @pytest.fixture(autouse=True)
 def tlc() -> Iterator[None]:
-    """Skip without Java or TLC; and a log of thousands of faults is formatted for no one."""
+    """Skip without Java or TLC. Disable logging, which would format thousands of faults."""
     try:
         specification.java()
         specification.jar(get=False)
@@ -39,7 +39,7 @@ def tlc() -> Iterator[None]:
 
 
 def explain(name: str, seed: int, trace: Trace, verdict: Verdict) -> str:
-    """The events around the one that no behaviour explains, and how to see it again."""
+    """Show the events around the unexplained one, and the command that repeats the trace."""
     shown = trace.events[max(0, verdict.reached - 10) : verdict.reached + 1]
     events = "\n".join(f"  {event}" for event in shown)
     return f"{verdict}\n{events}\n./run spec --trace {seed} {name}"
@@ -48,15 +48,15 @@ def explain(name: str, seed: int, trace: Trace, verdict: Verdict) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(SHARE, 1))
 @pytest.mark.parametrize("name", RECORDERS)
-def test_the_specification_allows_what_the_code_does(name: str, seed: int) -> None:
+def test_the_specification_allows_every_trace_of_the_code(name: str, seed: int) -> None:
     trace = RECORDERS[name].record(seed)
     verdict = validate(trace)
     assert verdict.accepted, explain(name, seed, trace, verdict)
-    assert verdict.reached == len(trace.events) > 40, "the trace is too short to say anything"
+    assert verdict.reached == len(trace.events) > 40, "the trace is too short to prove anything"
 
 
 @pytest.mark.parametrize("name", RECORDERS)
-def test_traces_have_every_kind_of_event_of_their_module(name: str) -> None:
+def test_the_traces_contain_every_kind_of_event(name: str) -> None:
     recorder = RECORDERS[name]
     found = {event["is"] for seed in range(12) for event in recorder.record(seed).events}
     assert found >= recorder.KINDS
@@ -64,12 +64,10 @@ def test_traces_have_every_kind_of_event_of_their_module(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS)
-def test_a_trace_of_code_with_a_fault_is_rejected_where_it_goes_wrong(
-    name: str, mutation: str
-) -> None:
+def test_a_trace_of_faulty_code_is_rejected_at_the_fault(name: str, mutation: str) -> None:
     recorder = RECORDERS[name]
     first, change, kinds = recorder.MUTATIONS[mutation]
-    # The first seed shows the fault; after a change of the code it may be one of the next.
+    # The first seed shows the fault. After a change of the code a later seed may show it.
     for seed in range(first, first + 12):
         trace = recorder.record(seed, change)
         verdict = validate(trace)
@@ -80,14 +78,14 @@ def test_a_trace_of_code_with_a_fault_is_rejected_where_it_goes_wrong(
 
 
 def corrupt_answer(events: list[dict[str, Any]]) -> int:
-    """Take an answer for another one: the first write that was applied is said to be lost."""
+    """Change an answer: report the first applied write as refused."""
     at = next(n for n, event in enumerate(events) if event.get("answer") == "applied")
     events[at] = {**events[at], "answer": "conflict"}
     return at
 
 
 def corrupt_value(events: list[dict[str, Any]]) -> int:
-    """Change a value: a look has seen a manifest or an index that there never was."""
+    """Change a value: a read returns a manifest or an index that never existed."""
     looks = ("first", "changes")
     at = next(n for n, e in enumerate(events) if n > 20 and e["is"].startswith(("look", "read")))
     key = next(key for key in looks if key in events[at])

@@ -1,4 +1,4 @@
-"""Traces of brokers: clients that append through them or alone, takeovers and lost answers."""
+"""Traces of brokers: clients append through them or alone, with takeovers and lost answers."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ KINDS |= {
     "end of append",
     "arrive",
 }
-"""Kinds of events that traces have."""
+"""The kinds of events in traces."""
 
 
 class TracedBrokers(SeededChoices):
-    """Two hosts of brokers, some clients and a consumer, which are recorded."""
+    """Two processes that host brokers, some clients, and a consumer, all recorded."""
 
     def __init__(self, seed: int, appends: int = 5) -> None:
         self.simulation = Simulation(seed, max_steps=3_000_000)
@@ -144,7 +144,7 @@ class TracedBrokers(SeededChoices):
         runtime.spawn(live, "consumer")
 
     def scenario(self) -> None:
-        """Until all clients have ended."""
+        """Run until all clients have ended."""
         for _ in range(2):
             self.host()
         self.director.sleep(3)
@@ -153,7 +153,7 @@ class TracedBrokers(SeededChoices):
         while any(task.is_alive() for task in tasks):
             self.director.sleep(self.uniform(0.3, 1.5))
             victim = self.processes[self.draw(len(self.processes))]
-            hosts = [each for each in self.processes if each.name.startswith("host")]
+            hosts = [process for process in self.processes if process.name.startswith("host")]
             host = hosts[self.draw(len(hosts))]
             match self.draw(5):
                 case 0:
@@ -172,8 +172,8 @@ class TracedBrokers(SeededChoices):
 
 
 def notes_calls(recorder: Recorder) -> list[Mutation]:
-    """What has to be noted besides requests to the store."""
-    connection_of: dict[str, Connection] = {}  # of a task
+    """Return the patches that note calls, in addition to requests to the store."""
+    connection_of: dict[str, Connection] = {}  # by task
 
     def around(kind: str) -> Callable[[Any], Any]:
         def change(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,7 +223,7 @@ def notes_calls(recorder: Recorder) -> list[Mutation]:
 
 
 def record(seed: int, *mutations: Mutation, appends: int = 5) -> Trace:
-    """Run the code, maybe with mutations, and return what it did."""
+    """Run the code, with mutations if there are any, and return its trace."""
     with patched(*mutations):
         cluster = TracedBrokers(seed, appends)
         calls = notes_calls(cluster.recorder)
@@ -232,28 +232,28 @@ def record(seed: int, *mutations: Mutation, appends: int = 5) -> Trace:
 
 
 class Converter:
-    """From notes to events."""
+    """Converts notes to events."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.notes = recorder.notes
         self.knowledge = Knowledge.of(self.notes)
         self.timeline = Timeline(recorder)
-        self.clients: dict[str, str] = {}  # of a location
-        self.brokers: dict[int, str] = {}  # of a queue
-        self.ports: dict[str, str] = {}  # of a process, its last broker
-        self.asked: dict[tuple[int, int], tuple[str, int]] = {}  # connection, number: client, try
+        self.clients: dict[str, str] = {}  # by location
+        self.brokers: dict[int, str] = {}  # by queue
+        self.ports: dict[str, str] = {}  # by process, its last broker
+        self.asked: dict[tuple[int, int], tuple[str, int]] = {}  # by (connection, number)
         self.tries: dict[str, int] = {}
-        self.lost: dict[str, int] = {}  # of a client, its last attempt that is lost
-        self.writing: dict[str, tuple[str, str, list[str]]] = {}  # of a task: role, who, group
+        self.lost: dict[str, int] = {}  # by client, its last lost attempt
+        self.writing: dict[str, tuple[str, str, list[str]]] = {}  # by task: role, process, group
         self.alone: set[str] = set()
         self.answers: dict[tuple[str, int], Any] = {}
         self.looked: set[str] = set()  # tasks that have read in this append
         self.begun: dict[str, int] = {}
-        self.asks: dict[str, str] = {}  # of a client, the broker that it waits for
+        self.asks: dict[str, str] = {}  # by client, the broker that it waits for
 
     def trace(self) -> Trace:
-        """All events, with the constants of the specification."""
+        """Return all events, with the constants of the specification."""
         self._find_answers()
         for number, note in enumerate(self.notes):
             handle = getattr(self, f"_{note.kind.replace(' ', '_')}", None)
@@ -271,7 +271,7 @@ class Converter:
         return Trace("Broker", events, constants)
 
     def _find_answers(self) -> None:
-        """What each attempt of each client got: the notes of requests in order."""
+        """Find the answer to each attempt of each client, from the notes in order."""
         tries: dict[str, int] = {}
         open_: dict[str, tuple[str, int]] = {}
         for note in self.notes:
@@ -408,7 +408,7 @@ class Converter:
         self.add(number, "look of broker", by, order=group, **seen)
 
     def is_last(self, number: int, task: str) -> bool:
-        """Whether an append ends with this request."""
+        """Return whether an append ends with this request."""
         for note in self.notes[number + 1 :]:
             if note.task == task and note.kind == "write ends":
                 return True
@@ -421,7 +421,7 @@ class Converter:
         return False
 
     def lose_of_group(self, number: int, broker: str, group: list[str]) -> None:
-        """The clients that do not get the answer which their broker now has."""
+        """Note the clients that will not get the answer that their broker now has."""
         of = {name: location for location, name in self.clients.items()}
         for name in group:
             location = of[name]
@@ -440,7 +440,7 @@ class Converter:
     def _late(self, number: int, note: Note) -> None:
         if note.call is not None and note.call.key == MANIFEST:
             if note.call.process.startswith("consumer"):
-                # The specification does not say what the consumer is told.
+                # The specification does not cover the answer to the consumer.
                 new = self.shown(Manifest.parse(note.call.data))
                 self.timeline.add(number, {"is": "dequeue", **new})
                 return
@@ -468,7 +468,7 @@ class Converter:
             self.add(number, "write of broker", by, **event)
             return
         if call.task not in self.looked:
-            # From memory, by what another append of this process has left there.
+            # From memory, with a manifest that another append of this process has left.
             if answer == "conflict" or (answer == "unknown" and not self.is_current(call, number)):
                 return  # that version is gone, so it does nothing
             self.add(
@@ -478,7 +478,7 @@ class Converter:
         self.add(number, "write alone", by, **event)
 
     def is_current(self, call: Call, number: int) -> bool:
-        """Whether the version that a write is bound to is the current one, before a note."""
+        """Return whether a write is bound to the version that is current before a note."""
         for note in reversed(self.notes[:number]):
             if note.what == MANIFEST and note.kind in ("effect", "late") and note.version:
                 return note.version == call.bound_to
@@ -500,7 +500,7 @@ class Converter:
         self.add(number, "end of append", by, order=group, result=result)
 
 
-# ---- faults of the code that a trace has to show
+# ---- faults of the code that traces must show
 
 
 def _answers_first(append: Callable[..., Any]) -> Callable[..., Any]:
@@ -527,5 +527,5 @@ MUTATIONS: dict[str, tuple[int, Mutation, set[str]]] = {
         {"begin write", "write alone"},
     ),
 }
-"""Changes of the code by what they do: a seed that shows it, the change, and the kinds of events at
-which a trace of it goes wrong."""
+"""Mutations of the code by their effect: a seed that shows it, the change, and the kinds of events
+at which its trace is rejected."""

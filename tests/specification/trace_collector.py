@@ -1,8 +1,8 @@
-"""Traces of a queue: producers, a consumer and a collector, with clocks and late writes.
+"""Traces of a queue: producers, a consumer, and a collector, with clocks and late writes.
 
-The collector's part of ``Queue.tla`` is about time: which objects are old, and for how long one
-reading of the manifest is good for deletes. So each event has its time, and TLC compares the same
-numbers as the code.
+The collector's part of ``Queue.tla`` is about time: which objects are old, and how long one
+reading of the manifest may be used for deletes. Each event therefore has its time, and TLC compares
+the same numbers as the code.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ KINDS = {
     *("look before claim", "claim", "hand out", "look before acknowledge", "acknowledge"),
     *("list", "read after listing", "delete"),
 }
-"""Kinds of events that traces have."""
+"""The kinds of events in traces."""
 
 
 class TracedCluster(RecordedCluster):
-    """Producers, a consumer and a collector, which are recorded."""
+    """Producers, a consumer, and a collector, all recorded."""
 
     def __init__(self, seed: int, records: int = 8) -> None:
         super().__init__(seed)
         self.records = records
-        # A write is held up for so long that the object may be gone when it lands (failure F5).
+        # Some writes are delayed until the object may be deleted when they land (failure F5).
         self.request_faults = 0.1
         self.faulty_requests = ("put_if",)
-        # With every second seed, for longer than the grace period, and the append waits for it.
+        # With every second seed, they take longer than the grace period, and the append waits.
         late = seed % 2 == 1
         low, high = (1.05, 1.5) if late else (0.3, 1.0)
         self.fault_pause_s = (low * self.grace_s, high * self.grace_s)
         self.timeout_ms = 120_000 if late else 20_000
         self.disturbances = ("kill", "short pause", "outage")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
-        # An upload is stored once, and a delete arrives at once: the specification has no more.
+        # The specification stores an upload once, and its deletes arrive at once.
         still = dict.fromkeys(("put_errors", "delete_errors", "stalls", "hangs", "wrong_dates"), 0)
         self.plan = replace(self.plan, partial_lists=0, **still, **lost)
         self.skew_ms = self.draw(20_000) - 10_000
-        """How far the collector's clock is ahead; more would hold it up."""
+        """Error of the collector's clock, milliseconds; with more it would delete nothing."""
 
     def _disturb(self, node: Node, zombies: bool) -> bool:
         return self.chance(0.2) and super()._disturb(node, zombies)
 
     def node(self, name: str) -> Node:
-        # A machine that sleeps stops its clock; this module has no such thing.
+        # A machine that sleeps stops its clock, which this module does not model.
         node = replace(super().node(name), sleeps=False)
         node.runtime.clock_skew_ms = self.skew_ms if name == "cron" else self.draw(8_000) - 4_000
         return node
@@ -93,7 +93,7 @@ class TracedCluster(RecordedCluster):
         )
 
     def produce(self, node: Node, name: str) -> None:
-        """One batch after the other, and each is waited for."""
+        """Produce one batch after the other, and wait for each of them."""
         producer = self.patiently(node, lambda: self.producer(node, self.producer_config()))
         while self.left[name]:
             self.left[name] -= 1
@@ -109,7 +109,7 @@ class TracedCluster(RecordedCluster):
             self.log(f"{node.name}: {error}")
 
     def consume(self, node: Node) -> None:
-        """Hand out and acknowledge, one batch at a time."""
+        """Read and acknowledge one batch at a time."""
         try:
             consumer = self.patiently(
                 node,
@@ -133,7 +133,7 @@ class TracedCluster(RecordedCluster):
             self.log(f"{node.name}: {error}")
 
     def scenario(self) -> None:
-        """Until all is produced, and the collector has been there since."""
+        """Run until everything is produced and the collector has run after that."""
         names = [f"producer{n}" for n in range(2)]
         self.left = dict.fromkeys(names, self.records // 2)
         tasks = [
@@ -152,7 +152,7 @@ class TracedCluster(RecordedCluster):
 
 
 def notes_calls(recorder: Recorder) -> list[Mutation]:
-    """What has to be noted besides requests."""
+    """Return the patches that note calls, in addition to requests."""
 
     def append(call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(queue: Queue, entries: Any, **options: Any) -> Any:
@@ -224,7 +224,7 @@ def notes_calls(recorder: Recorder) -> list[Mutation]:
 
 
 def record(seed: int, *mutations: Mutation, records: int = 8) -> Trace:
-    """Run the code, maybe with mutations, and return what it did."""
+    """Run the code, with mutations if there are any, and return its trace."""
     with patched(*mutations):
         cluster = TracedCluster(seed, records)
         calls = notes_calls(cluster.recorder)
@@ -233,7 +233,7 @@ def record(seed: int, *mutations: Mutation, records: int = 8) -> Trace:
 
 
 class Converter:
-    """From notes to events."""
+    """Converts notes to events."""
 
     def __init__(self, recorder: Recorder, grace_ms: int, skew_ms: int) -> None:
         self.recorder = recorder
@@ -243,19 +243,19 @@ class Converter:
         self.knowledge = Knowledge.of(self.notes)
         self.timeline = Timeline(recorder)
         self.batches: dict[int, str] = {}
-        self.producer_of: dict[str, str] = {}  # of a location
-        self.uploading: dict[str, Any] = {}  # of a task
-        self.appending: dict[str, str] = {}  # of a task
-        self.asked: set[str] = set()  # producers that have looked in this append
+        self.producer_of: dict[str, str] = {}  # by location
+        self.uploading: dict[str, Any] = {}  # by task
+        self.appending: dict[str, str] = {}  # by task
+        self.asked: set[str] = set()  # producers that have read the manifest in this append
         self.consumers: set[str] = set()
-        self.completed: dict[str, int] = {}  # of a producer, when it was told an outcome
-        self.listed: dict[str, int] = {}  # of a collector, its last listing
-        self.told: set[int] = set()  # listings that there are events of
+        self.completed: dict[str, int] = {}  # by producer, when it got an outcome
+        self.listed: dict[str, int] = {}  # by collector, its last listing
+        self.told: set[int] = set()  # listings that have events
         self.stored: set[str] = set()
         self.repaired: set[str] = set()
 
     def trace(self) -> Trace:
-        """All events, with the constants of the specification."""
+        """Return all events, with the constants of the specification."""
         for number, note in enumerate(self.notes):
             handle = getattr(self, f"_{note.kind}", None)
             if handle is not None:
@@ -315,7 +315,7 @@ class Converter:
         self.stored.add(key)
         batch = self.uploading[note.task]
         by = self.producer_of[key] = self.producer(batch)
-        # The name was made with the upload's first step, which takes no time in a simulation.
+        # The name was made in the first step of the upload, which takes no virtual time.
         begun = next(
             n for n in reversed(self.notes[:number]) if n.kind == "upload" and n.task == note.task
         )
@@ -342,7 +342,7 @@ class Converter:
             self.asked.add(note.task)
             by = self.appending[note.task]
             if by in self.completed:
-                return  # it was given up: what comes of it is told to no one
+                return  # it was given up, so its outcome reaches no caller
             self.add(number, "look before append", by, **self.manifest(note.version))
             return
         listing = self.listed.get(note.process)
@@ -352,7 +352,7 @@ class Converter:
             self.timeline.add(number, {"is": "read after listing", **self.manifest(note.version)})
 
     def deletes_after(self, number: int, read: Note) -> bool:
-        """Whether a collector deletes anything before it lists or reads again."""
+        """Return whether a collector deletes anything before it lists or reads again."""
         for note in self.notes[number + 1 :]:
             if note.process == read.process:
                 if note.kind == "list" or (note.kind == "get" and note.what == MANIFEST):
@@ -408,7 +408,7 @@ class Converter:
             self.asked.add(call.task)
             over = self.completed.get(by, number)
             if call.sent <= over < number:
-                # It was given up while the request was on its way, which arrives now.
+                # The batch was given up while the request was on its way. It arrives now.
                 self.add(over - 1, "append", by, answer="unknown", **new)
                 if answer == "applied":
                     self.timeline.add(number, {"is": "arrive", **new})
@@ -444,7 +444,7 @@ class Converter:
             self.add(number, "delete", by, named=self.named(note.what))
 
 
-# ---- faults of the code that a trace has to show
+# ---- faults of the code that traces must show
 
 
 def _reads_first(pages: Callable[..., Any]) -> Callable[..., Any]:
@@ -498,5 +498,5 @@ MUTATIONS: dict[str, tuple[int, Mutation, set[str]]] = {
         {"append", "look before append"},
     ),
 }
-"""Changes of the code by what they do: a seed that shows it, the change, and the kinds of events at
-which a trace of it goes wrong."""
+"""Mutations of the code by their effect: a seed that shows it, the change, and the kinds of events
+at which its trace is rejected."""

@@ -1,4 +1,4 @@
-"""Traces of a log: producers, movers, named readers, resets and a collector, on a faulty store."""
+"""Traces of a log: producers, movers, named readers, resets, and a collector on a faulty store."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ KINDS = {
     *("look before confirmation", "look before collection", "read position", "write floor"),
     *("delete", "delete segment"),
 }
-"""Kinds of events that traces have."""
+"""The kinds of events in traces."""
 SEGMENTS = f"{PREFIX}/_log/"
 OPERATOR = "operator"
 
 
 class TracedLogCluster(RecordedCluster, LogCluster):
-    """A log whose processes are recorded. Which promises it keeps is for TLC to say."""
+    """A log whose processes are recorded. TLC checks its promises."""
 
     def __init__(self, seed: int, records: int = 24) -> None:
         super().__init__(seed)
@@ -62,7 +62,7 @@ class TracedLogCluster(RecordedCluster, LogCluster):
         self.names = self.names[:2]
         self.idle_s = 1.0
         self.request_faults = 0.003
-        # Clocks that are wrong keep a collector from deleting, which would make a dull trace.
+        # With wrong clocks a collector would delete nothing, and the trace would show little.
         self.disturbances = ("kill", "short pause", "outage", "zombie")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
         self.plan = replace(
@@ -70,7 +70,7 @@ class TracedLogCluster(RecordedCluster, LogCluster):
         )
 
     def _disturb(self, node: Node, zombies: bool) -> bool:
-        # A trace has few events: most lives are to last until there is something to see.
+        # A trace has few events, so most processes must run long enough to act.
         return self.chance(0.3) and super()._disturb(node, zombies)
 
     def enable(self) -> None:
@@ -85,7 +85,7 @@ class TracedLogCluster(RecordedCluster, LogCluster):
         self.recorder.note("begin")
 
     def scenario(self) -> None:
-        """Produce, read, reset and collect, for as long as it takes to produce."""
+        """Read, reset, and collect until everything is produced."""
         self.enable()
         followers = [Follower(self, name) for name in self.names]
         for follower in followers:
@@ -93,8 +93,10 @@ class TracedLogCluster(RecordedCluster, LogCluster):
         self.supervise("cron", lambda node: collect_garbage(self, node), lambda: False)
         producers = [PlainProducer(self, f"plain{n}", self.records // 2) for n in range(2)]
         tasks = [
-            self.director.spawn(lambda each=each: run_services(self, [each]), each.name)
-            for each in producers
+            self.director.spawn(
+                lambda producer=producer: run_services(self, [producer]), producer.name
+            )
+            for producer in producers
         ]
         for _ in range(self.draw(3)):
             self.director.sleep(self.uniform(0, 20))
@@ -109,7 +111,7 @@ class TracedLogCluster(RecordedCluster, LogCluster):
 
 
 def notes_calls(recorder: Recorder) -> list[Mutation]:
-    """What has to be noted besides requests: which call a request belongs to."""
+    """Return the patches that note calls, which show the call that a request belongs to."""
 
     def around(
         begins: str, what: Callable[..., Any], ends: str = ""
@@ -154,7 +156,7 @@ def notes_calls(recorder: Recorder) -> list[Mutation]:
 
 @contextmanager
 def small() -> Any:
-    """Segments of few entries, and a short memory for repeats."""
+    """Use segments of few entries, and remember few batches to recognize repeats."""
     with patched(
         (Log, "most_entries", lambda _: 4),
         (Log, "left_entries", lambda _: 1),
@@ -170,8 +172,8 @@ def small() -> Any:
 
 
 def record(seed: int, *mutations: Mutation, records: int = 24) -> Trace:
-    """Run the code, maybe with mutations, and return what it did."""
-    # Mutations first: what is noted is the call of the mutated code.
+    """Run the code, with mutations if there are any, and return its trace."""
+    # Mutations come first, so that the notes are about the mutated code.
     with small(), patched(*mutations):
         cluster = TracedLogCluster(seed, records)
         calls = notes_calls(cluster.recorder)
@@ -180,7 +182,7 @@ def record(seed: int, *mutations: Mutation, records: int = 24) -> Trace:
 
 
 class Converter:
-    """From notes to events."""
+    """Converts notes to events."""
 
     def __init__(self, recorder: Recorder, names: list[str]) -> None:
         self.recorder = recorder
@@ -189,15 +191,15 @@ class Converter:
         self.knowledge = Knowledge.of(self.notes)
         self.timeline = Timeline(recorder)
         self.names = names
-        self.entries: dict[str, int] = {}  # of a location, the entry in the specification
+        self.entries: dict[str, int] = {}  # by location, the entry in the specification
         self.groups: dict[str, list[int]] = {}
-        self.movers: dict[str, str] = {}  # of a segment
-        self.runs: dict[int, str] = {}  # of a reader queue
+        self.movers: dict[str, str] = {}  # by segment
+        self.runs: dict[int, str] = {}  # by reader queue
         self.taken: set[str] = set()
-        self.run_of: dict[str, str] = {}  # of a process, its last one
+        self.run_of: dict[str, str] = {}  # by process, its last run
         self.view: dict[str, tuple[bytes, LogIndex, bool]] = {}
-        self.appending: dict[str, str] = {}  # of a task
-        self.moving: dict[str, bytes] = {}  # of a task, the manifest that it moves from
+        self.appending: dict[str, str] = {}  # by task
+        self.moving: dict[str, bytes] = {}  # by task, the manifest that it moves from
         self.floors: set[str] = set()  # processes that raise the floor
         self.objects: dict[str, bytes] = {}
         self.gone: set[str] = set()
@@ -214,13 +216,13 @@ class Converter:
             for (key, version), data in recorder.data.items()
             if key.startswith(READERS)
         }
-        # The versions of the index count from the one that there is at the beginning.
+        # Versions of the index are counted from the initial one.
         made = [n.version for n in self.notes[: self.begin] if n.what == INDEX and n.call]
         base = recorder.versions[INDEX].index(max(filter(None, made), key=int))
         self.changes = {v: n - base for n, v in enumerate(recorder.versions[INDEX])}
 
     def trace(self) -> Trace:
-        """All events, with the constants of the specification."""
+        """Return all events, with the constants of the specification."""
         for number, note in enumerate(self.notes):
             if number > self.begin:
                 handle = getattr(self, f"_{note.kind.replace(' ', '_')}", None)
@@ -240,7 +242,7 @@ class Converter:
             },
         )
 
-    # Looks: where a process learned what it uses later.
+    # Reads: where a process learned a value that it uses later.
 
     def look(self, process: str, key: str, version: str | None, before: int, event: Event) -> None:
         at = self.knowledge.of_version(process, key, version, before)
@@ -253,7 +255,7 @@ class Converter:
         self.timeline.add(at, event)
 
     def look_at_index(self, process: str, index: LogIndex, before: int, event: Event) -> None:
-        # The one that the process has learned last, of those that are equal.
+        # Of several equal versions, the one that the process has learned last.
         (version,) = [v for v, found in self.indexes.items() if found == index]
         self.look(process, INDEX, version, before, event)
 
@@ -312,7 +314,7 @@ class Converter:
             self.timeline.add(number, {"is": "delete", "sequence": sequence})
 
     def sequence_of(self, location: str, before: int) -> int | None:
-        """Where a batch was queued by then."""
+        """Return the sequence of a batch before a note, if it was queued."""
         for note in self.notes[:before]:
             if note.what == MANIFEST and note.call is not None and note.version is not None:
                 found = Manifest.parse(note.call.data)
@@ -333,7 +335,7 @@ class Converter:
             self._write(number, note, note.call, note.call.answer)
 
     def _late(self, number: int, note: Note) -> None:
-        """A write of which no answer tells is applied."""
+        """Add a write that was applied without an answer."""
         call = note.call
         assert call is not None
         if call.key == MANIFEST:
@@ -358,7 +360,7 @@ class Converter:
             self._write_position(number, call, answer)
 
     def is_current(self, call: Call, number: int) -> bool:
-        """Whether the version that a write is bound to is the current one, before a note."""
+        """Return whether a write is bound to the version that is current before a note."""
         for note in reversed(self.notes[:number]):
             if (
                 note.what == call.key
@@ -377,18 +379,18 @@ class Converter:
             self.look(call.process, MANIFEST, call.bound_to, number, look)
             self.timeline.add(number, {**self._by("append", group), "answer": answer, **new})
         elif answer == "applied" or (answer == "unknown" and self.is_current(call, number)):
-            # One that surely was not applied is no step.
+            # A write that was certainly not applied is not a step.
             self.timeline.add(number, {"is": "trim", "answer": answer, **new})
 
     def _segments(self, index: LogIndex) -> SetOf:
-        """The segments from the floor on, also those that pages name."""
+        """Return the segments from the floor on, including those that pages name."""
         waiting = [(part, level) for level, parts in enumerate(index.levels) for part in parts]
         found: list[Part] = []
         while waiting:
             part, level = waiting.pop()
             if level:
                 data = self.objects[SEGMENTS + part.name]
-                waiting += [(each, level - 1) for each in page_from_json(data)]
+                waiting += [(child, level - 1) for child in page_from_json(data)]
             elif part.end > index.floor:
                 found.append(part)
         return SetOf(
@@ -413,7 +415,7 @@ class Converter:
         event = {"answer": answer, **self._index_event(new, self.changes[call.bound_to] + 1)}
         bound = call.bound_to
         if new.end > old.end:
-            (part,) = [each for each in new.parts() if each.end == new.end]
+            (part,) = [part for part in new.parts() if part.end == new.end]
             mover = self._mover_of(part)
             self.timeline.add(number, {**self._by("write index", mover), **event})
         elif new.floor > old.floor or not set(old.readers) <= set(new.readers):
@@ -431,7 +433,7 @@ class Converter:
             self.timeline.add(number, {**self._by("register", run), **event})
 
     def _moves(self, call: Call) -> bool:
-        """Whether a write of a position changes more than when it was written."""
+        """Return whether a write of a position changes more than its time."""
         new = ReaderPosition.from_json(call.data)
         if call.bound_to is None:
             return True
@@ -475,7 +477,7 @@ class Converter:
         run = self.runs.setdefault(id(queue), f"r{len(self.runs)}")
         self.run_of[note.process] = run
         if run in self.taken:
-            # The floor had passed it before it was registered.
+            # The floor was past its position before it was registered.
             look = self._by("look before registration", run)
             self.look_at_index(note.process, index, number, look)
             return
@@ -516,7 +518,7 @@ class Converter:
         self.floors.discard(note.process)
 
 
-# ---- faults of the code that a trace has to show
+# ---- faults of the code that traces must show
 
 
 def _trims_first(shorten: Callable[..., Any]) -> Callable[..., Any]:
@@ -531,7 +533,7 @@ def _trims_first(shorten: Callable[..., Any]) -> Callable[..., Any]:
 
 def _names_first(move: Callable[..., Any]) -> Callable[..., Any]:
     class Delayed:
-        """A store that writes segments when it is told to."""
+        """A store that writes segments only on request."""
 
         def __init__(self, inner: Any) -> None:
             self._inner = inner
@@ -591,5 +593,5 @@ MUTATIONS: dict[str, tuple[int, Mutation, set[str]]] = {
         {"look before append"},
     ),
 }
-"""Changes of the code by what they do: a seed that shows it, the change, and the kinds of events at
-which a trace of it goes wrong."""
+"""Mutations of the code by their effect: a seed that shows it, the change, and the kinds of events
+at which its trace is rejected."""

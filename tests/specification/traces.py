@@ -1,16 +1,16 @@
-"""Check what the code did in a simulation against a module of the specification, with TLC.
+"""Check a simulated run of the code against a module of the specification, with TLC.
 
-A simulation runs the real code. A :class:`Recorder` notes what each process read and wrote, in the
-order in which the store did it, and which answer the process got. The modules ``trace_log``,
-``trace_collector`` and ``trace_broker`` turn these notes into a list of events, each of which is a
-step of the specification with the values that were seen, such as::
+A simulation runs the real code. A :class:`Recorder` notes the reads and writes of each process, in
+the order in which the store performed them, and the answers that the process got. The modules
+``trace_log``, ``trace_collector``, and ``trace_broker`` turn these notes into a list of events.
+Each event is a step of the specification with the values that were seen, such as::
 
     {"is": "trim", "first": 5, "answer": "applied"}
 
 :func:`validate` writes the events as a TLA+ sequence, and TLC looks for a behaviour of the
-specification that has these steps in this order. ``Trace<Module>.tla`` says which action each event
-is, and which steps that leave no event may lie in between. If there is no such behaviour, the code
-did something that the specification does not allow, or the specification describes something else:
+specification that has these steps in this order. ``Trace<Module>.tla`` defines the action of each
+event, and the steps without an event that may lie in between. If there is no such behaviour, the
+code does something that the specification does not allow, or the specification is wrong.
 :class:`Verdict` names the first event that no behaviour explains.
 """
 
@@ -36,7 +36,7 @@ from tools.specification import FOLDER, jar, java
 
 Event = dict[str, Any]
 Mutation = tuple[Any, str, Callable[[Any], Any]]
-"""A class or module, the name of an attribute, and a function that makes another one of it."""
+"""A class or module, the name of an attribute, and a function that returns its replacement."""
 ANSWERS = {
     outcomes.Applied: "applied",
     outcomes.Conflict: "conflict",
@@ -45,7 +45,7 @@ ANSWERS = {
 }
 
 
-# ---- what is recorded
+# ---- recording
 
 
 @dataclass(eq=False)
@@ -53,11 +53,11 @@ class Call:
     """A conditional write as its process sees it.
 
     Attributes:
-        process, task, key, data: Who wrote what; a task is a thread of the process.
-        bound_to: The version that it replaces; None for no object.
-        effect: What the store did; None if the request has not arrived.
-        answer: What the process was told; empty if it never was.
-        sent: The number of the next note when it was sent.
+        process, task, key, data: The process and its thread, and the object and bytes it wrote.
+        bound_to: The version that it replaces; None if there was no object.
+        effect: The effect in the store; None if the request has not arrived.
+        answer: The answer that the process got; empty without an answer.
+        sent: The number of the next note at the time of the request.
     """
 
     process: str
@@ -72,14 +72,14 @@ class Call:
 
 @dataclass
 class Note:
-    """One thing that happened.
+    """One noted event.
 
     Attributes:
         kind: ``get``, ``put``, ``delete``, ``list``, ``effect`` and ``answer`` of a conditional
-            write, ``late`` for one that was given up before it arrived, or something that
-            :meth:`Recorder.note` was told.
+            write, ``late`` for a write that was given up before it arrived, or the argument of
+            :meth:`Recorder.note`.
         at_s: Virtual time since the beginning, seconds.
-        what: A key, or what :meth:`Recorder.note` was given.
+        what: A key, or the argument of :meth:`Recorder.note`.
     """
 
     kind: str
@@ -93,14 +93,14 @@ class Note:
 
     @property
     def at_ms(self) -> int:
-        """Its time in whole milliseconds, as the code's wall clocks have it."""
+        """Its time in whole milliseconds, like the wall clocks of the code."""
         return int(self.at_s * 1000)
 
 
 class Recorder:
-    """Notes what the processes of one simulation do, in order.
+    """Notes the actions of a simulation's processes, in order.
 
-    ``recording`` may be switched: what happens while a queue is set up is no part of a trace.
+    ``recording`` may be switched, because the setup of a queue is not part of a trace.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -108,26 +108,27 @@ class Recorder:
         self.notes: list[Note] = []
         self.recording = True
         self.data: dict[tuple[str, str], bytes] = {}
-        """The bytes of each version of a key that a conditional write made."""
+        """The bytes of each version that a conditional write made, by key."""
         self.versions: dict[str, list[str]] = {}
         """The versions of each key, oldest first."""
         self._open: dict[int, Call] = {}
 
     @property
     def process(self) -> str:
-        """The process that runs."""
+        """The running process."""
         return self.simulation.current.process.name
 
     def note(self, kind: str, what: Any = None, *, process: str | None = None, **rest: Any) -> None:
-        """Note one thing."""
+        """Add a note."""
         if self.recording:
             now, task = self.simulation.now, self.simulation.current.name
             self.notes.append(Note(kind, process or self.process, task, now, what, **rest))
 
     def watch(self, store: HarshStore, process: str) -> None:
-        """Watch a process: the requests that it sends, and what they do to the objects."""
+        """Watch a process: the requests that it sends, and their effects."""
         watched: Any = store.inner
-        # Below the scheduling points of a watched store: a note is made together with the effect.
+        # Below the scheduling points of a watched store, so a note is made together with its
+        # effect.
         if hasattr(watched, "_inner"):
             watched._inner = Witness(watched._inner, self, process)
         else:
@@ -146,17 +147,17 @@ class Recorder:
         store.put_if = put_if  # type: ignore[method-assign]
 
     def applied(self, key: str, data: bytes, version: str) -> None:
-        """A conditional write made a version."""
+        """Note a version that a conditional write made."""
         self.data[key, version] = data
         self.versions.setdefault(key, []).append(version)
 
     def call_of(self, data: bytes) -> Call | None:
-        """The call that sent these bytes, which are the same object also when they arrive late."""
+        """Return the call that sent these bytes; late bytes are still the same Python object."""
         return self._open.get(id(data))
 
 
 class Witness:
-    """A store that notes what is done to it."""
+    """A store that notes its requests."""
 
     def __init__(self, inner: Any, recorder: Recorder, process: str) -> None:
         self._inner = inner
@@ -183,7 +184,7 @@ class Witness:
         self._recorder.note("put", key, process=self._process, data=bytes(data))
 
     def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
-        """Note what the write did, and which call it was."""
+        """Note the effect of the write, and its call."""
         outcome: PutOutcome = self._inner.put_if(key, data, version)
         call = self._recorder.call_of(data)
         made = None
@@ -193,7 +194,7 @@ class Witness:
         late = call is not None and bool(call.answer)
         if call is not None and not late:
             call.effect = outcome
-        # A request that was given up and is refused when it arrives changes nothing.
+        # A request that was given up and then refused on arrival changes nothing.
         if not late or made is not None:
             kind = "late" if late else "effect"
             self._recorder.note(kind, key, process=self._process, version=made, call=call)
@@ -216,7 +217,7 @@ class Witness:
 
 @contextmanager
 def patched(*changes: Mutation) -> Iterator[None]:
-    """Replace attributes of classes or modules by what a function makes of them, for a while."""
+    """Temporarily replace attributes of classes or modules."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, change in changes:
@@ -234,14 +235,14 @@ def run_noted(
     *,
     is_mutated: bool,
 ) -> None:
-    """Run a scenario, and note its calls besides its requests.
+    """Run a scenario, and note its calls in addition to its requests.
 
     Args:
         simulation: The simulation.
         scenario: The scenario.
-        notes_calls: The changes that note calls. They apply to the mutated code.
-        is_mutated: Whether the code is mutated. It may then notice that itself, and the run ends
-            early: the events before are a trace, too.
+        notes_calls: The patches that note calls. They apply to the mutated code.
+        is_mutated: Whether the code is mutated. Mutated code may notice an error and end the run
+            early. The events before that are a trace too.
     """
     try:
         with patched(*notes_calls):
@@ -252,7 +253,7 @@ def run_noted(
 
 
 class Timeline:
-    """Events at the places of notes: several may be put before or after one note."""
+    """Events in the order of notes. Several events may belong to one note."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.notes = recorder.notes
@@ -260,12 +261,12 @@ class Timeline:
         self._added = 0
 
     def add(self, at: int, event: Event) -> None:
-        """Put an event after the note of this number, behind those that are there."""
+        """Add an event to the note with this number, after its other events."""
         self._added += 1
         self._events.setdefault(at, []).append((self._added, event))
 
     def events(self) -> list[Event]:
-        """All events in order, with the time of their notes."""
+        """Return all events in order, with the time of their notes."""
         return [
             {**event, "ms": self.notes[at].at_ms if at >= 0 else 0}
             for at in sorted(self._events)
@@ -273,7 +274,7 @@ class Timeline:
         ]
 
     def times_us(self) -> list[int]:
-        """The time of each event, microseconds."""
+        """Return the time of each event, in microseconds."""
         return [
             int(self.notes[at].at_s * 1e6) for at in sorted(self._events) for _ in self._events[at]
         ]
@@ -281,13 +282,13 @@ class Timeline:
 
 @dataclass
 class Knowledge:
-    """Where each process learned which version of an object: by reading or by writing it."""
+    """The notes at which each process learned a version of an object, by reading or writing it."""
 
     _learned: dict[tuple[str, str], list[tuple[int, str | None]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, notes: Sequence[Note]) -> Knowledge:
-        """From everything that was recorded."""
+        """Create it from all notes."""
         found = cls()
         for number, note in enumerate(notes):
             call = note.call
@@ -300,14 +301,14 @@ class Knowledge:
         return found
 
     def of_version(self, process: str, key: str, version: str | None, before: int) -> int | None:
-        """The note with which a process learned a version last, before a note; None without."""
+        """Return the last note before ``before`` at which a process learned a version, or None."""
         for number, found in reversed(self._learned.get((process, key), ())):
             if number < before and found == version:
                 return number
         return None
 
 
-# ---- what TLC is given, and says
+# ---- TLC's input and output
 
 
 class SetOf(list[Any]):
@@ -315,7 +316,7 @@ class SetOf(list[Any]):
 
 
 def tla(value: object) -> str:
-    """A value in TLA+."""
+    """Return a value in TLA+ syntax."""
     match value:
         case bool():
             return "TRUE" if value else "FALSE"
@@ -331,11 +332,11 @@ def tla(value: object) -> str:
             return "{" + ", ".join(sorted(tla(item) for item in value)) + "}"
         case list() | tuple():
             return "<<" + ", ".join(tla(item) for item in value) + ">>"
-    raise TypeError(f"{value!r} has no form in TLA+")
+    raise TypeError(f"{value!r} has no equivalent in TLA+")
 
 
 def name_of(process: str) -> str:
-    """A process's name as a field of a TLA+ record."""
+    """Return a process's name as a field name of a TLA+ record."""
     return re.sub(r"\W", "_", process)
 
 
@@ -344,8 +345,8 @@ class Trace:
     """The events of one run.
 
     Attributes:
-        module: Of the specification: ``Log``, ``Queue`` or ``Broker``.
-        events: In order.
+        module: Module of the specification: ``Log``, ``Queue`` or ``Broker``.
+        events: Events in order.
         constants: Definitions by name, which the configuration ``Trace<module>.cfg`` uses.
     """
 
@@ -354,7 +355,7 @@ class Trace:
     constants: Mapping[str, object]
 
     def text(self) -> str:
-        """The module ``TraceData``."""
+        """Return the module ``TraceData``."""
         lines = [f"{name} == {tla(value)}" for name, value in self.constants.items()]
         events = ",\n".join(f"  {tla(event)}" for event in self.events)
         body = "\n".join([*lines, f"Trace == <<\n{events}\n>>"])
@@ -363,15 +364,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What TLC said of a trace.
+    """TLC's verdict on a trace.
 
     Attributes:
         accepted: Whether a behaviour of the specification has all the events.
         reached: The number of events that the longest behaviour explains.
-        event: The first one that none explains; empty when it was accepted.
-        violated: A promise of the specification that a state on the way breaks.
-        states: Distinct states that TLC saw.
-        seconds: How long it took.
+        event: The first event that no behaviour explains; empty if the trace was accepted.
+        violated: An invariant of the specification that fails in a state on the way.
+        states: Distinct states that TLC found.
+        seconds: Seconds that TLC took.
     """
 
     accepted: bool
@@ -386,20 +387,20 @@ class Verdict:
             return f"accepted: {self.reached} events, {self.states} states, {self.seconds:.1f} s"
         if self.violated:
             return f"{self.violated} does not hold after {self.reached} events"
-        return f"event {self.reached + 1} is explained by no behaviour: {self.event}"
+        return f"no behaviour explains event {self.reached + 1}: {self.event}"
 
 
 def validate(trace: Trace, *, keep: Path | None = None, minutes: float = 5) -> Verdict:
     """Ask TLC whether the specification has a behaviour with the events of a trace.
 
     Args:
-        trace: What was recorded.
-        keep: A folder for the modules, to look at them or to run TLC by hand.
-        minutes: TLC is given up after them.
+        trace: The recorded trace.
+        keep: A folder for the modules, to read them or to run TLC by hand.
+        minutes: TLC's time limit.
 
     Raises:
         NotThere: Java or TLC is missing.
-        RuntimeError: TLC ended without a verdict, such as with an error of a module.
+        RuntimeError: TLC ended without a verdict, for example with an error in a module.
     """
     began = time.monotonic()
     name = f"Trace{trace.module}"
@@ -425,7 +426,7 @@ def validate(trace: Trace, *, keep: Path | None = None, minutes: float = 5) -> V
     violated = re.search(r"(?:Invariant|property) (\w+) is violated", said)
     if not reached or not states or ("No error has been found" not in said and not violated):
         where = max(said.find("Error:"), 0)
-        raise RuntimeError("TLC gave no verdict. It said:\n" + said[where : where + 3_000])
+        raise RuntimeError("TLC gave no verdict. Its output:\n" + said[where : where + 3_000])
     accepted = violated is not None and violated[1] == "Unfinished"
     return Verdict(
         accepted,

@@ -15,7 +15,7 @@ DATA, MANIFEST = "ingest/otel/logs/data", "ingest/otel/logs/manifest"
 LOGS = bytes([1, 2, 1, 0])
 """The metadata of a record with logs."""
 
-RUN_MS = 1_767_225_600_000  # when the exporter was started: long before any grace period
+RUN_MS = 1_767_225_600_000  # start of the exporter, long before any grace period
 
 
 def export(
@@ -45,5 +45,5 @@ def export(
 
 
 def there(store: Store, data: str = DATA) -> list[str]:
-    """The batches that are still stored."""
+    """Return the locations of the batches that are still stored."""
     return [found.key for found in store.list(f"{data}/").objects if found.key.count("_") == 0]

@@ -1,4 +1,4 @@
-"""A store with the faults that only a simulation needs, beside those of the library's own fake."""
+"""A store with more faults than the library's own fake, for simulations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 
 @dataclass(frozen=True, kw_only=True)
 class HarshPlan(FaultPlan):
-    """More faults; the default is none of them.
+    """More faults. By default none of them happens.
 
     Attributes:
         cas_late: Share of conditional puts answered with ``Unknown`` and carried out later: after
@@ -23,12 +23,12 @@ class HarshPlan(FaultPlan):
         partial_lists: Share of listings that lack some of the newest objects, as on a store
             whose listings lag.
         stalls: Share of operations that take ``stall_ms`` longer, before or after the effect.
-        hangs: Share of operations that are never answered. The caller gives up after
-            ``hang_ms``, as on a request's timeout: reads, listings, deletes and puts raise
-            ``TransientStorageError``, conditional puts are ``Unknown``. Half of the writes and
+        hangs: Share of operations that are never answered. The caller gives up after ``hang_ms``,
+            as after a request's timeout: reads, listings, deletes, and puts raise
+            ``TransientStorageError``, and conditional puts are ``Unknown``. Half of the writes and
             deletes are carried out.
-        wrong_dates: Share of listings with a wrong time for the store's.
-        date_error_ms: How far that time is ahead of the right one; negative: behind.
+        wrong_dates: Share of listings with a wrong date of the store.
+        date_error_ms: How far that date is ahead of the right one. Negative if it is behind.
     """
 
     cas_late: float = 0.0
@@ -97,7 +97,7 @@ class HarshStore(FaultyStore):
                 lacking = self._dice.randint(1, max(1, len(by_age) // 4))
             hidden = {info.key for info in by_age[-lacking:]}
             kept = tuple(info for info in listing.objects if info.key not in hidden)
-            listing = Listing(kept, listing.now_ms)  # as if it ended there
+            listing = Listing(kept, listing.now_ms)  # as if the listing ended there
         if self._rolls("wrong_dates"):
             now_ms = listing.now_ms + self.plan.date_error_ms
             listing = Listing(listing.objects, now_ms, listing.truncated)
@@ -111,20 +111,20 @@ class HarshStore(FaultyStore):
 
     @property
     def late_puts(self) -> int:
-        """Conditional puts still under way."""
+        """The number of conditional puts that have not landed yet."""
         return len(self._late)
 
     def land_late_puts(self) -> None:
-        """Carry out every conditional put that is still under way."""
+        """Carry out every conditional put that has not landed yet."""
         self._land(everything=True)
 
     def _begin(self, operation: str, takes_ms: float) -> None:
         super()._begin(operation, takes_ms)
-        # Before the effect: an operation may well find that an earlier put has landed at last.
+        # Before the effect, so that an operation can see an earlier put that has just landed.
         self._land()
 
     def _hangs(self, effect: Callable[[], object] = lambda: None) -> bool:
-        """Roll for an operation without an answer; its effect comes at once or never."""
+        """Decide whether an operation gets no answer. Its effect happens at once or never."""
         if not self._rolls("hangs"):
             return False
         if self._coin():
@@ -133,7 +133,7 @@ class HarshStore(FaultyStore):
         return True
 
     def _take(self, milliseconds: float) -> None:
-        # Asked for before and after the effect, so half of the share each time.
+        # Called before and after the effect, so each call takes half of the share.
         if self.plan.stalls and self._rolls("stalls", self.plan.stalls / 2):
             self._runtime.sleep(self.plan.stall_ms / 1000)
         super()._take(milliseconds)

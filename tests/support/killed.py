@@ -1,4 +1,4 @@
-"""Programs that are killed and started again, and the numbers that they print."""
+"""Worker programs that are killed and restarted, and the numbers that they print."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from opendata_buffer.stores.local import RESERVED
 KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 FOREVER = 10**9
 PATIENCE_S = 600.0
-"""Until something that never happens fails a test; far from anything that is expected."""
+"""Seconds after which a test fails because an event never happened."""
 
 
 class Worker:
-    """A program over its lives."""
+    """A program that is killed and restarted."""
 
     def __init__(self, module: str, *arguments: object) -> None:
         self._module = module
@@ -43,31 +43,31 @@ class Worker:
         assert process.stdout is not None
         with process.stdout as out:
             for line in out:
-                if line.endswith("\n"):  # kill -9 may cut the last one short
+                if line.endswith("\n"):  # kill -9 may cut the last line short
                     self.printed.append(int(line))
 
     def ended(self) -> bool:
         return self.process.poll() is not None
 
     def await_printed(self, count: int) -> None:
-        """Wait until this life has printed so many numbers more, or has ended."""
+        """Wait until this process has printed ``count`` more numbers or has ended."""
         enough, until = len(self.printed) + count, time.monotonic() + PATIENCE_S
         while len(self.printed) < enough and not self.ended():
-            assert time.monotonic() < until, f"{len(self.printed)} of {enough} numbers came"
+            assert time.monotonic() < until, f"{len(self.printed)} of {enough} numbers arrived"
             time.sleep(0.002)
 
     def kill(self, *arguments: object) -> None:
-        """kill -9, and start it again."""
+        """Kill it with SIGKILL, and start it again."""
         self.close()
         self.start(*arguments)
 
     def wait(self) -> None:
-        """Until it has done its work."""
+        """Wait until it has done its work."""
         assert self.process.wait(PATIENCE_S) == 0
         self._reader.join()
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
@@ -77,12 +77,12 @@ class Writer(Worker):
     """Writes numbered transactions; those that were not seen durable are written again.
 
     Args:
-        app: Whose transactions they are.
-        stores: What it writes into.
-        module: Of the program: ``worker_produce``, or another one with the same arguments.
-        grace_ms: Grace period of the collectors beside it.
-        pause_s: Rest after each transaction.
-        backlog: Batches that wait in a store before it takes a longer rest.
+        app: Name of the application in the transactions.
+        stores: URLs of the stores that it writes to.
+        module: Module of the program: ``worker_produce``, or another one with the same arguments.
+        grace_ms: Grace period of the collectors.
+        pause_s: Seconds to wait after each transaction.
+        backlog: Queued batches in a store from which on it waits longer.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Writer(Worker):
         super().__init__(module, *self._arguments(0, FOREVER))
 
     def _arguments(self, first: int, end: int) -> list[object]:
-        # The last one finishes, also where nobody reads any more.
+        # The last process finishes even if no one reads any more.
         backlog = self._backlog if end == FOREVER else FOREVER
         return [self._app, first, end, *self._rest, backlog, *self._stores]
 
@@ -109,17 +109,17 @@ class Writer(Worker):
         return self.printed[-1] + 1 if self.printed else 0
 
     def kill_again(self) -> None:
-        """kill -9 of one that writes, and start it again."""
-        assert not self.ended(), "the writer ended by itself"
+        """Kill it with SIGKILL while it writes, and start it again."""
+        assert not self.ended(), "the writer ended before it was killed"
         self.close()
         self.kills += 1
         self.start(*self._arguments(self._next(), FOREVER))
 
     def kill_last(self, more: int) -> int:
-        """Kill it a last time, and let it end after so many transactions, the open ones among them.
+        """Kill it a last time, and let it end after ``more`` transactions, including open ones.
 
         Returns:
-            How many there are then.
+            The number of all its transactions.
         """
         self.close()
         end = self._next() + more
@@ -129,8 +129,11 @@ class Writer(Worker):
 
 @contextmanager
 def nobody_writes(store: str) -> Iterator[None]:
-    """No process holds a lock of this local store meanwhile: one that is stopped with a lock keeps
-    it, and all others out. A server has no locks."""
+    """Hold the locks of a local store, so that no process can hold one.
+
+    A process that is stopped while it holds a lock keeps it and blocks all others. A server has no
+    locks.
+    """
     with ExitStack() as held:
         for path in Path(store).rglob(f"{RESERVED}/*"):
             if path.is_file():
@@ -140,11 +143,11 @@ def nobody_writes(store: str) -> Iterator[None]:
 
 @contextmanager
 def seeded(name: str) -> Iterator[random.Random]:
-    """Randomness that a failure can be repeated with, as far as processes repeat themselves."""
+    """Yield a random generator. A failure shows its seed, to repeat the same choices."""
     seed = int(os.environ.get(name, random.randrange(10**6)))
     try:
         yield random.Random(seed)
     except BaseException as error:
-        error.add_note(f"Again with the same choices: {name}={seed}")
+        error.add_note(f"To repeat the same choices: {name}={seed}")
         print(f"{name}={seed}")
         raise

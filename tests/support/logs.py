@@ -1,4 +1,4 @@
-"""A log to test with, and all that it keeps."""
+"""A log to test with, and everything that it retains."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def become_log(
     retention_ms: int | None = None,
     grace_ms: int | None = None,
 ) -> None:
-    """Make a log of a queue, which need not be there, whose readers expire after a day."""
+    """Turn a queue, which need not exist, into a log whose readers expire after a day."""
     claim = claim_for_writing(store, config, runtime=runtime, grace_ms=grace_ms)
     times = {"retention_ms": retention_ms, "reader_expiry_ms": DAY_MS}
     enable_readers(store, config, claim, runtime, **times)
 
 
 def make_log(config: QueueConfig, grace_ms: int | None = None) -> Store:
-    """Open the store of a queue, and make a log of it."""
+    """Open the store of a queue, and turn the queue into a log."""
     store = open_store(config.store, config.store_options)
     become_log(store, config, SystemRuntime(), grace_ms=grace_ms)
     return store
@@ -40,6 +40,6 @@ def make_log(config: QueueConfig, grace_ms: int | None = None) -> Store:
 def open_view(
     store: CasStore, config: QueueConfig, runtime: Runtime, manifest: Manifest
 ) -> LogView:
-    """All that a log keeps, behind a manifest that was just read."""
+    """Return the view of everything that a log retains, given a manifest that was just read."""
     log = Log(store, config, runtime)
     return LogView.of(log, log.need(), manifest)

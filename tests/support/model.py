@@ -1,7 +1,7 @@
-"""The promises of a queue, as a list and a dictionary, checked after every change.
+"""A model of a queue's promises, which is checked after every change.
 
 :class:`WatchedStore` passes every change of the store, with the process that made it, to the
-:class:`DeliveryModel`. :class:`Sink` is the transactional system a consumer writes to.
+:class:`DeliveryModel`. :class:`Sink` is the transactional system that a consumer writes to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.simulation import Simulation
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record's identity: its producer's name and its number, counted by the producer from 0."""
+    """A record's identity: the name of its producer, and a number counted from 0."""
 
     producer: str
     number: int
@@ -36,8 +36,10 @@ class Record:
 
 @dataclass
 class Sink:
-    """A system with transactions: the sequence of the last batch, the reader's own state and all
-    records so far change together."""
+    """A system with transactions.
+
+    The sequence of the last batch, the reader's own state, and all records change together.
+    """
 
     position: int | None = None
     state: Any = None
@@ -46,7 +48,7 @@ class Sink:
     def write(
         self, expected: int | None, position: int, records: Iterable[Record], state: Any
     ) -> bool:
-        """Write if nobody else has written since ``expected`` was read."""
+        """Write unless another process has written since ``expected`` was read."""
         if self.position != expected:
             return False
         self.position = position
@@ -55,12 +57,12 @@ class Sink:
         return True
 
     def holds(self, sequence: int) -> bool:
-        """Whether the batch of this sequence is dealt with."""
+        """Return whether the sink has the batch of this sequence."""
         return self.position is not None and sequence <= self.position
 
 
 class DeliveryModel:
-    """The rules, and what is known to check them; ``fail`` is called with the first broken one."""
+    """The promises and the facts to check them; calls ``fail`` with the first broken promise."""
 
     def __init__(self, fail: Callable[[str], object], prefix: str, manifest_path: str) -> None:
         self._fail = fail
@@ -70,15 +72,15 @@ class DeliveryModel:
         self.manifest = Manifest.empty()
         self.owner = ""
         self.durable: dict[Record, str] = {}
-        """Records reported durable, and the location they were said to be in."""
+        """Records that were reported durable, and their reported locations."""
         self.sequences: dict[str, int] = {}
-        """Every location that ever was in the manifest, and where it was first."""
+        """The first sequence of every location that was ever in the manifest."""
         self.may_repeat: Callable[[str], bool] = lambda location: False
-        """Whether a location's writer queues it again when it gets no answer."""
+        """Whether a location's writer queues it again if it gets no answer."""
         self.repeats: dict[int, str] = {}
-        """What was queued again, by sequence: not to be delivered, unless the first was skipped."""
+        """Repeats by sequence. They must not be delivered unless the first copy was skipped."""
         self.lost: set[str] = set()
-        """Batches deleted before the sink held them; none of them may be or become durable."""
+        """Batches deleted before the sink had them. None of them may be or become durable."""
         self.counts = dict.fromkeys(
             ("manifest writes", "claims", "dequeues", "collected", "lost unacknowledged", "torn"), 0
         )
@@ -134,7 +136,7 @@ class DeliveryModel:
             )
 
     def sidecar_written(self, process: str, key: str, data: bytes) -> None:
-        """Another object was changed by compare-and-swap."""
+        """Note a change of another object by compare-and-swap."""
 
     def object_written(self, key: str, data: bytes) -> None:
         self.lost.discard(key)
@@ -142,7 +144,7 @@ class DeliveryModel:
 
     def object_deleted(self, process: str, key: str) -> None:
         if parse_location(key, self._prefix) is None:
-            self._fail(f"{process} deleted {key}, which is no batch")
+            self._fail(f"{process} deleted {key}, which is not a batch")
         self.counts["collected"] += 1
         sequence = self.sequences.get(key)
         if sequence is not None and self.sink.holds(sequence):
@@ -151,13 +153,13 @@ class DeliveryModel:
             self._fail(f"{process} deleted {key} (sequence {sequence}), durable and not yet read")
         self.lost.add(key)
         if sequence is not None:
-            # It can land after the collector looked; then nobody may ever call it durable.
+            # It can land after the collector looked. Then it may never be reported durable.
             self.counts["lost unacknowledged"] += 1
 
     # Reports of the actors.
 
     def produced_plain(self, records: Iterable[Record]) -> None:
-        """These are about to be produced without metadata; all others have some."""
+        """Note records that are about to be produced without metadata. All others have metadata."""
         self._plain.update(records)
 
     def reported_durable(self, records: Iterable[Record], sequence: int, location: str) -> None:
@@ -173,7 +175,7 @@ class DeliveryModel:
     def check_batch(
         self, sequence: int, location: str, entries: list[bytes], metadata: tuple[Metadata, ...]
     ) -> list[Record]:
-        """A batch was read: its ranges must be those of the calls that made it."""
+        """Check that the ranges of a batch match the calls that produced it."""
         records = [Record.decode(entry) for entry in entries]
         first = self.sequences.get(location)
         was_skipped = any(first in self._skipped.get(record, ()) for record in records)
@@ -185,7 +187,7 @@ class DeliveryModel:
             said = item.payload.decode()
             call = records[item.start_index : end]
             if call and not said and self._plain.issuperset(call):
-                continue  # of several calls, maybe
+                continue  # the range may span several calls
             if not call or said != f"{call[0].producer}:{call[0].number}+{len(call)}":
                 self._fail(f"range {item} of {location} holds {call}")
         if sum(end - start for start, end in zip(starts, ends, strict=True)) != len(records):
@@ -195,7 +197,7 @@ class DeliveryModel:
     def write_sink(
         self, expected: int | None, position: int, records: list[Record], state: Any
     ) -> bool:
-        """The consumer's transaction: order per producer, and nothing twice."""
+        """Write a batch to the sink; fail if a record is out of order or repeated."""
         if not self.sink.write(expected, position, records, state):
             return False
         if records:
@@ -211,10 +213,10 @@ class DeliveryModel:
         return True
 
     def poison(self, sequence: int, location: str) -> None:
-        """A batch cannot be read: a broken promise if it was reported durable and never read.
+        """Note that a batch cannot be read; fail if it was reported durable and never read.
 
-        A zombie may find a batch gone that its successor has read and the collector deleted;
-        that breaks nothing. The batch's records may come later and out of order, when their
+        A zombie may miss a batch that its successor has read and the collector has deleted. That
+        breaks no promise. The records of the batch may arrive later and out of order if their
         producer repeats them.
         """
         for record in self._written.get(location, ()):
@@ -226,14 +228,14 @@ class DeliveryModel:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the sink holds everything, and nothing is queued but repeats behind its end."""
+        """Whether the sink has everything, and the queue holds nothing except repeats after it."""
         last = self.manifest.next_sequence - 1
         while last in self.repeats:
             last -= 1
         return self.sink.holds(last) and self.manifest.first_sequence > last
 
     def check_delivered(self) -> None:
-        """With all faults healed and the queue drained: nothing durable is missing."""
+        """Check that no durable record is missing from the sink after the queue was drained."""
         missing = [
             record
             for record in self.durable
@@ -246,7 +248,7 @@ class DeliveryModel:
             self._fail(f"the drained queue still holds {self.manifest}")
 
     def check_complete(self, producer: str, count: int) -> None:
-        """A producer that retried until all was durable: every number, once."""
+        """Check that the sink has ``count`` records of a producer that retried, each once."""
         numbers = {record.number for record in self.sink.records if record.producer == producer}
         missing = [
             number
@@ -257,9 +259,9 @@ class DeliveryModel:
             self._fail(f"{producer} made {count} records durable; {missing} are missing")
 
     def _is_torn(self, record: Record) -> bool:
-        """Whether the record was passed by and another batch of its append was not.
+        """Return whether the record was skipped although another batch of its append was read.
 
-        The one loss that the filter cannot repair: its repeat would bring the other batch twice
+        The filter cannot repair this loss: a repeat would deliver the other batch twice
         (see :meth:`~opendata_buffer.consumer.isolation.TransactionFilter.skip`).
         """
         torn = any(
@@ -271,7 +273,7 @@ class DeliveryModel:
         return torn
 
     def _append_of(self, sequence: int) -> list[int]:
-        """The sequences of the transaction around an entry, without a gap; none without one."""
+        """Return the contiguous sequences of the transaction that contains an entry, if any."""
         txn = self._transaction(sequence)
         if txn is None:
             return []
@@ -288,12 +290,13 @@ class DeliveryModel:
 
 
 class WatchedStore:
-    """One process's way to the shared store, with a scheduling point before and after each access.
+    """One process's connection to the shared store.
 
-    Between the two points an access is atomic, as on an object store. A process killed at the
-    first one has written nothing; killed at the second one it has, and never learns it.
-    ``on_access`` is called with operation and key before an access takes effect, for a pause or a
-    kill that random times would hardly ever hit.
+    Each access has a scheduling point before and after it, and is atomic in between, as on an
+    object store. A process that is killed at the first point has written nothing. If it is killed
+    at the second one, it has written but never learns it. ``on_access`` is called with operation
+    and key before an access takes effect, for pauses and kills at moments that random times would
+    hardly ever hit.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""moto's S3 over HTTP, one request at a time: a store whose conditions hold under a race.
+"""moto's S3 over HTTP, one request at a time, so that conditions also hold in a race.
 
-moto compares ``If-Match`` and writes in two steps, in a thread per request: of two writers that
-arrive together the second overwrites what the first was answered is written. S3 does not do that,
-so here a lock closes the gap::
+moto compares ``If-Match`` and then writes, in one thread per request. If two writers arrive
+together, the second one overwrites a write that the first one was told succeeded. S3 does not do
+that, so a lock closes the gap here::
 
     with MotoServer() as endpoint:
         boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="flights")
@@ -19,7 +19,7 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 def one_by_one(application: Application) -> Application:
-    """A WSGI application that answers a request before it begins the next one."""
+    """Return a WSGI application that answers a request before it begins the next one."""
     lock = threading.Lock()
 
     def call(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -3,16 +3,16 @@
 ::
 
     network = SimNetwork(simulation)
-    port = network.listen(broker_runtime)              # what a Host opens
+    port = network.listen(broker_runtime)              # opened by a broker's host
     channel = network.open_channel(client_runtime, broker_record, timeout=1.0)
-    network.cut(broker_runtime, client_runtime)        # nothing passes, nobody is told
-    network.kill(broker_runtime)                       # with the process: connections are reset
+    network.cut(broker_runtime, client_runtime)        # silently loses all messages
+    network.kill(broker_runtime)                       # resets its connections
 
-A cut connection is silent, as behind a switch that lost its power; a killed process's is reset,
-as by the kernel that survives it; a paused process's accepts and says nothing.
+A cut connection is silent, as if a switch had lost its power. The connections of a killed process
+are reset, as its kernel would do. A paused process accepts connections and does not answer.
 
 A connection never loses one message and delivers the next, because TCP does not and TLS would
-notice. A message sent during a cut is lost together with everything that its sender sends on
+notice. A message that is sent during a cut is lost, and so is everything that its sender sends on
 that connection afterwards.
 """
 
@@ -38,8 +38,8 @@ class SimNetwork:
     """Connects the processes of one simulation.
 
     Args:
-        simulation: Whose processes.
-        delay_s: One way.
+        simulation: The simulation of the processes.
+        delay_s: Seconds that a message takes.
     """
 
     def __init__(self, simulation: Simulation, *, delay_s: float = 0.0005) -> None:
@@ -51,7 +51,7 @@ class SimNetwork:
         self._opened = 0
 
     def listen(self, process: SimRuntime) -> SimPort:
-        """A port of a process."""
+        """Open a port of a process."""
         self._opened += 1
         port = SimPort(self, process, f"{process.name}:{self._opened}")
         self._ports[port.address] = port
@@ -60,17 +60,17 @@ class SimNetwork:
     def open_channel(
         self, process: SimRuntime, broker_record: DiscoveryRecord, timeout: float
     ) -> SimChannel:
-        """A channel from a process to an announced address.
+        """Open a channel from a process to an announced address.
 
         Raises:
-            ChannelRefused: Nobody listens there.
+            ChannelRefused: No process listens there.
             ChannelClosed: The two cannot reach each other.
         """
         port = self._ports.get(broker_record.address)
         host = broker_record.address.partition(":")[0]
         if self.is_cut(process.name, host):
             process.sleep(timeout)
-            raise ChannelClosed(f"{broker_record.address} is not reached")
+            raise ChannelClosed(f"{broker_record.address} cannot be reached")
         process.sleep(self.delay_s)
         if port is None:
             raise ChannelRefused(f"no process listens at {broker_record.address}")
@@ -82,11 +82,11 @@ class SimNetwork:
         return ours
 
     def of(self, process: SimRuntime) -> ProcessNetwork:
-        """The network as one process sees it: what a producer or a worker takes."""
+        """Return the network as one process sees it, for its producer or worker."""
         return ProcessNetwork(self, process)
 
     def cut(self, one: SimRuntime, other: SimRuntime) -> None:
-        """Let nothing pass between two processes, silently."""
+        """Silently lose all messages between two processes."""
         self._cuts.add(frozenset((one.name, other.name)))
 
     def heal(self, one: SimRuntime, other: SimRuntime) -> None:
@@ -101,7 +101,7 @@ class SimNetwork:
         return frozenset((one, other)) in self._cuts
 
     def kill(self, process: SimRuntime) -> None:
-        """The kernel's part of a process's death: its ports are gone, its connections reset."""
+        """Do what the kernel does when a process dies: close its ports, reset its connections."""
         for address in [a for a, port in self._ports.items() if port.process is process]:
             del self._ports[address]
         for channel in [channel for channel in self._channels if channel.process is process]:
@@ -110,7 +110,7 @@ class SimNetwork:
 
 
 class ProcessNetwork:
-    """A process's network, for a :class:`~opendata_buffer.broker.network.WebSocketNetwork`."""
+    """A process's network: a :class:`~opendata_buffer.broker.network.WebSocketNetwork`."""
 
     def __init__(self, network: SimNetwork, process: SimRuntime) -> None:
         self._network = network
@@ -125,7 +125,7 @@ class ProcessNetwork:
 
 
 class SimChannel:
-    """One end of a connection; a :class:`~opendata_buffer.broker.client.Channel`."""
+    """One end of a connection: a :class:`~opendata_buffer.broker.client.Channel`."""
 
     peer: SimChannel
 
@@ -165,9 +165,8 @@ class SimChannel:
                 if left <= 0:
                     return None
                 until.append(simulation.now + left)
-            # Without a lock, which a simulated network does not need: threads run one at a time
-            # and change at scheduling points alone. A message wakes its receiver once, when it
-            # arrives.
+            # This needs no lock, because threads run one at a time and change only at scheduling
+            # points. A message wakes its receiver once, when it arrives.
             self._receiver = simulation.current
             try:
                 simulation.block(min(until, default=None), "a message")
@@ -175,7 +174,7 @@ class SimChannel:
                 self._receiver = None
 
     def close(self) -> None:
-        """End both ends, unless a cut keeps the other one from learning it."""
+        """Close both ends, unless a cut hides this from the other one."""
         self._end()
         if not self._network.is_cut(self.process.name, self.peer.process.name):
             self.peer._end()
@@ -190,7 +189,7 @@ class SimChannel:
 
 
 class SimPort:
-    """A listening port, in place of a :class:`~opendata_buffer.broker.network.WebSocketPort`."""
+    """A listening port: a :class:`~opendata_buffer.broker.network.WebSocketPort`."""
 
     certificate = ""
 
@@ -215,7 +214,7 @@ class SimPort:
         self._network._ports.pop(self.address, None)
 
     def accept(self, channel: SimChannel) -> None:
-        """A client has connected."""
+        """Serve a client that has connected."""
         active = self._active
         if active is None:
             channel.close()

@@ -1,11 +1,11 @@
-"""A small S3 over HTTP whose answers can be lost, delayed and spoilt on purpose.
+"""A small S3 over HTTP whose answers can be lost, delayed, or corrupted on purpose.
 
 ::
 
     with S3Server() as server:
         store = S3Store(server.bucket, options=StoreOptions(endpoint_url=server.endpoint))
         server.inject(Fault(Answer.CLOSE), method="PUT")
-        store.put_if("key", b"bytes", None)  # Unknown: applied, and then nobody answered
+        store.put_if("key", b"bytes", None)  # Unknown: applied, but without an answer
 
 Signatures are not checked, but boto3 needs some credentials to make them.
 """
@@ -36,18 +36,18 @@ _HANG_S = 60.0
 
 
 class Answer(Enum):
-    """How a faulty request is answered, besides with an HTTP status."""
+    """The answer to a faulty request, if it is not an HTTP status."""
 
     CLOSE = "the connection is closed without an answer"
     RESET = "the connection is reset"
-    HANG = "nothing is answered until the server stops"
+    HANG = "there is no answer until the server stops"
     TRUNCATE = "the body breaks off after half of it"
     CORRUPT = "one bit of the body is flipped"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An HTTP status with S3's ``code``, or an :class:`Answer`; the request may be ``applied``."""
+    """An HTTP status with S3's ``code``, or an :class:`Answer`; it may be ``applied``."""
 
     answer: int | Answer
     applied: bool = True
@@ -131,7 +131,7 @@ class S3Server:
         self._http.server_close()
 
     def flip(self, key: str, at: int = 0) -> None:
-        """Change one bit of a stored object, as a disk may; its checksum stays."""
+        """Flip one bit of a stored object, as a disk might. Its checksum stays."""
         found = self._objects[key]
         data = bytes([*found.data[:at], found.data[at] ^ 1, *found.data[at + 1 :]])
         self._objects[key] = replace(found, data=data)
@@ -139,18 +139,20 @@ class S3Server:
     def inject(
         self, fault: Fault, *, method: str = "PUT", key: str = "", ends: str = "", times: int = 1
     ) -> None:
-        """Let the next ``times`` requests fail whose key contains ``key``, and ends with ``ends``:
-        ``manifest`` and not the probes beside it."""
+        """Let the next ``times`` requests fail whose key contains ``key`` and ends with ``ends``.
+
+        For example, ``manifest`` matches the manifest but not the probes next to it.
+        """
         with self._lock:
             self._faults.extend([(method, key, ends, fault)] * times)
 
     def objects(self) -> dict[str, bytes]:
-        """What is stored now."""
+        """The stored objects, by key."""
         with self._lock:
             return {key: found.data for key, found in self._objects.items()}
 
     def count(self, method: str) -> int:
-        """Requests of this method so far."""
+        """Return the number of requests with this method so far."""
         with self._lock:
             return sum(request.method == method for request in self.requests)
 
@@ -240,7 +242,7 @@ class S3Server:
         (after,) = request.query.get("continuation-token", [after])
         (most,) = request.query.get("max-keys", ["1000"])
         found = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
-        if self.is_directory:  # as those of S3 Express: any order, and only whole folders
+        if self.is_directory:  # as S3 Express: any order, and only whole folders
             if not f"/{prefix}".endswith("/") or "start-after" in request.query:
                 return _error(400, "InvalidRequest")
             found = sorted(
@@ -276,7 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     s3: S3Server
     protocol_version = "HTTP/1.1"
-    # Otherwise each body waits 40 ms until the headers before it are acknowledged.
+    # Otherwise each body waits 40 ms until the preceding headers are acknowledged.
     disable_nagle_algorithm = True
 
     def _handle(self) -> None:
@@ -339,7 +341,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._hang_up()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Silence: requests are in :attr:`S3Server.requests`."""
+        """Log nothing, because requests are in :attr:`S3Server.requests`."""
 
 
 _SESSION = (
@@ -359,5 +361,5 @@ def _iso(milliseconds: int) -> str:
 
 
 def _error(status: int, code: str) -> _Reply:
-    body = f"{_XML}<Error><Code>{code}</Code><Message>Says the test server.</Message></Error>"
+    body = f"{_XML}<Error><Code>{code}</Code><Message>From the test server.</Message></Error>"
     return _Reply(status, body.encode(), {"Content-Type": "application/xml"})

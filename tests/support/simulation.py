@@ -1,9 +1,10 @@
-"""A deterministic world: real code in real threads, on virtual time, one seed, one history.
+"""A deterministic simulation: real code in real threads, on virtual time.
 
 Exactly one simulated thread runs at any moment; the others wait for the baton. At every point
-where a thread could lose the processor (a lock, a wait, a sleep, a store call) the seeded random
-number generator chooses who goes on. When nobody can, virtual time jumps to the next timer. So a
-run takes no real time to wait, and the same seed gives the same history, races included::
+where a thread could lose the processor (a lock, a wait, a sleep, a store call), the seeded random
+number generator chooses the thread that continues. If no thread can run, virtual time jumps to the
+next timer. A run therefore spends no real time waiting, and the same seed gives the same history,
+races included::
 
     simulation = Simulation(seed=7)
     runtime = simulation.process("producer", clock_skew_ms=-900_000)
@@ -35,12 +36,12 @@ from opendata_buffer.runtime import SystemRuntime, ulid_of
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Python looks for no cycles of garbage meanwhile.
+    """Switch off Python's search for cycles of garbage.
 
-    It does so whenever a thread makes an object, and runs finalizers there and then. One that takes
-    a lock, as that of unfinished results does, would give the turn away in the middle of anything:
-    in a simulation two threads would run at once, and in the end none. Where a call is
-    interrupted at a chosen step, that step could lie in such a finalizer, and come to nothing.
+    Python searches whenever a thread creates an object, and runs finalizers at once. A finalizer
+    that takes a lock, as the one of unfinished results does, would hand the baton over at any line.
+    Two threads of a simulation would then run at the same time, and finally none. In tests that
+    interrupt a call at a chosen step, the step could lie in such a finalizer and test nothing.
     """
     before = gc.isenabled()
     gc.disable()
@@ -53,12 +54,12 @@ def no_collections() -> Iterator[None]:
 
 @contextmanager
 def on_one_processor() -> Iterator[None]:
-    """Keep this thread, and those that it starts meanwhile, on the processor where it runs.
+    """Keep this thread, and the threads that it starts, on the current processor.
 
-    Of a simulation's threads one runs at a time. Spread over processors, each of its many thousand
-    changes of turn would first wake an idle processor up, which takes as long as the step itself.
+    Only one thread of a simulation runs at a time. On several processors, each of its many thousand
+    switches would first wake an idle processor, which takes as long as the step itself.
 
-    Nothing happens where the system cannot do this, or does not allow it.
+    Do nothing on systems that cannot do this or do not allow it.
     """
     try:
         before = os.sched_getaffinity(0)
@@ -73,38 +74,38 @@ def on_one_processor() -> Iterator[None]:
 
 
 def _here() -> int:
-    """The processor that runs this thread."""
+    """Return the processor that runs this thread."""
     with open("/proc/thread-self/stat") as stat:
-        # Field 39; the second one, a name in brackets, may have blanks.
+        # Field 39. The second field, a name in brackets, may contain blanks.
         return int(stat.read().rpartition(")")[2].split()[36])
 
 
 # With rounding errors, the time left until a deadline can be so short that adding it does not move
 # the clock, and a loop that waits for the deadline never ends.
 TICK_S = 2**-20
-"""Times of a simulation are whole ticks, so that sums and differences of them are exact."""
+"""All simulated times are whole ticks, so their sums and differences are exact."""
 
 
 def up_to_tick(seconds: float) -> float:
-    """The time, rounded up to a tick."""
+    """Return the time, rounded up to a tick."""
     return math.ceil(seconds / TICK_S) * TICK_S
 
 
 def later(now: float, seconds: float) -> float:
-    """``now + seconds``, but at least one tick after ``now`` when ``seconds`` is not 0.
+    """Return ``now + seconds``, but at least one tick after ``now`` if ``seconds`` is not 0.
 
-    Less than a tick may not change ``now`` at all: whoever waits for a moment just beyond it
-    would wait for ever, where a real clock goes on.
+    Adding less than a tick may not change ``now`` at all. A thread that waits for such a moment
+    would wait for ever, although a real clock would go on.
     """
     return max(now + seconds, now + TICK_S) if seconds > 0 else now
 
 
 PREEMPTION = 0.1
-"""Chance that a thread loses the processor where it would not have to: at a free lock."""
+"""Chance that a thread loses the processor at a free lock, where it would not have to wait."""
 
 
 def baton() -> threading.Lock:
-    """A lock that is released to whoever may run; nobody holds it in the ordinary sense."""
+    """Return an acquired lock that is released to let its thread run. No thread owns it."""
     baton = threading.Lock()
     baton.acquire()
     return baton
@@ -126,13 +127,14 @@ class SimTask:
 
     @property
     def wake_at(self) -> float | None:
-        """When it may go on; None while it waits for somebody to set this."""
+        """When it may continue; None while it waits for another thread to set this."""
         return self._wake_at
 
     @wake_at.setter
     def wake_at(self, at: float | None) -> None:
         self._wake_at = at
-        # Most threads of a large simulation wait for others: who chooses looks at the rest only.
+        # Most threads of a large simulation wait for others, so the scheduler only looks at the
+        # rest.
         if at is None:
             self._simulation.timed.pop(self, None)
         elif not self.done:
@@ -148,15 +150,15 @@ class SimTask:
             try:
                 simulation.block(deadline, f"the end of {self.name}")
             finally:
-                # A joiner that gave up waits for something else by now, which the end of this task
-                # must not cut short.
+                # A joiner that gave up now waits for something else. The end of this task must not
+                # interrupt that wait.
                 self._joiners.remove(simulation.current)
 
     def is_alive(self) -> bool:
         return not self.done
 
     def end(self) -> None:
-        """It ended: wake who waits for it."""
+        """Mark it as ended, and wake the threads that join it."""
         self.done = True
         self.wake_at = None
         for joiner in self._joiners:
@@ -164,7 +166,7 @@ class SimTask:
 
 
 class SimCondition:
-    """A reentrant lock with a waiting room, on virtual time."""
+    """A reentrant condition on virtual time."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -194,7 +196,7 @@ class SimCondition:
                 self._release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Give the lock away until notified; False when the time was up first."""
+        """Release the lock until notified. Return False if the timeout came first."""
         task = self._owned_by_current()
         depth, self._depth = self._depth, 0
         self._waiting.append(task)
@@ -222,13 +224,14 @@ class SimCondition:
         self.notify(len(self._waiting))
 
     def held(self) -> bool:
-        """Whether the running thread holds the lock."""
+        """Return whether the running thread holds the lock."""
         return self._owner is self._simulation.current
 
     def _owned_by_current(self) -> SimTask:
         task = self._simulation.current
         if self._owner is not task:
-            # threading.Condition says the same: such code is broken outside the simulation too.
+            # threading.Condition raises the same error: such code is also broken outside a
+            # simulation.
             raise RuntimeError(f"{task.name} uses a condition without holding its lock")
         return task
 
@@ -240,7 +243,7 @@ class SimCondition:
             try:
                 self._simulation.block(None, held)
             finally:
-                # A thread that was killed waits no more and must not be woken for the lock.
+                # A killed thread no longer waits, and must not be woken for the lock.
                 if task in self._queued:
                     self._queued.remove(task)
         self._owner = task
@@ -254,13 +257,13 @@ class SimCondition:
 
 
 class SimRuntime:
-    """One simulated process: its threads, its wall clock; a :class:`~.runtime.Runtime`.
+    """One simulated process with its threads and its wall clock: a :class:`~.runtime.Runtime`.
 
     Attributes:
         name: Shown in the history.
-        clock_skew_ms: How far its wall clock is off; may be changed while it runs, as an
-            operator's ``date -s`` would.
-        alive: False once killed.
+        clock_skew_ms: Error of its wall clock. It may change while the process runs, as with
+            ``date -s``.
+        alive: False once the process was killed.
     """
 
     def __init__(self, simulation: Simulation, name: str, clock_skew_ms: int) -> None:
@@ -273,15 +276,15 @@ class SimRuntime:
         self._spawned = 0
 
     def now_ms(self) -> int:
-        """Virtual wall clock, off by the skew."""
+        """Return the virtual wall clock, including its error."""
         return self._simulation.now_ms() + self.clock_skew_ms
 
     def monotonic(self) -> float:
-        """Virtual seconds; they go on while a process is paused, not while it is suspended."""
+        """Return virtual seconds, which pass while a process is paused but not while suspended."""
         return self._simulation.now - self.suspended_s
 
     def cpu_time(self) -> float:
-        """Nothing: computing takes no time on this clock."""
+        """Return 0, because computing takes no virtual time."""
         return 0.0
 
     def sleep(self, seconds: float) -> None:
@@ -298,7 +301,7 @@ class SimRuntime:
         return self._simulation.random.random()
 
     def ulid(self) -> str:
-        """Of the virtual wall clock and the simulation's seed."""
+        """Return a ULID made from the virtual wall clock and the simulation's seed."""
         entropy = self._simulation.random.randbytes(10)
         return ulid_of(self.now_ms(), entropy)
 
@@ -308,29 +311,29 @@ START_MS = 1_767_225_600_000
 
 
 class SimulationFailed(AssertionError):
-    """The run broke a rule, stood still, or a simulated thread died of an error."""
+    """The run broke a rule, made no progress, or a simulated thread died of an error."""
 
 
 class _Killed(BaseException):
-    """Unwinds the threads of a killed process; no ``except Exception`` may stop it."""
+    """Unwinds the threads of a killed process. No ``except Exception`` can stop it."""
 
 
 class Simulation:
-    """The scheduler, the clock, the random numbers and the history.
+    """The scheduler, the clock, the random numbers, and the history.
 
     Args:
-        seed: Of everything that is left to chance.
+        seed: The seed of all random choices.
         max_steps: Scheduling decisions after which a run counts as endless.
-        shown: Events that the history keeps, the newest ones; None for all.
+        shown: How many of the newest events the history keeps; None keeps all.
 
     Attributes:
-        seed: As given.
+        seed: The argument.
         random: The only source of randomness.
         now: Virtual seconds since the start.
         steps: Scheduling decisions made.
         current: The simulated thread that runs.
-        timed: When each of those may go on that may at some time, in an order that is the same in
-            each run.
+        timed: When each thread that waits for a time may continue, in an order that is the same in
+            every run.
     """
 
     def __init__(self, seed: int, *, max_steps: int = 1_000_000, shown: int | None = 400) -> None:
@@ -354,18 +357,18 @@ class Simulation:
         return SimRuntime(self, name, clock_skew_ms)
 
     def now_ms(self) -> int:
-        """The true wall clock, milliseconds since the epoch."""
+        """Return the true wall clock, in milliseconds since the epoch."""
         return START_MS + int(self.now * 1000)
 
     def run(self, main: Callable[[], None]) -> None:
-        """Run ``main`` and all it starts until ``main`` returns; then kill what still runs.
+        """Run ``main`` and all threads that it starts until it returns, then kill the rest.
 
         Raises:
             SimulationFailed: :meth:`fail` was called, ``main`` or another thread died of an
-                error, everybody waits for ever, or ``max_steps`` were made.
+                error, all threads wait for ever, or ``max_steps`` were made.
         """
         if self._main is not None:
-            raise RuntimeError("a simulation runs once: make a new one of the same seed")
+            raise RuntimeError("a simulation runs only once; create another one with the same seed")
         with on_one_processor(), no_collections():
             self._main = self.start(self.process("main"), main, "main")
             self.current = self._main
@@ -378,7 +381,7 @@ class Simulation:
             ) from self._failure
 
     def kill(self, process: SimRuntime) -> None:
-        """End a process as kill -9 does: nothing of it reaches the store any more."""
+        """End a process as kill -9 does: it sends nothing to the store any more."""
         process.alive = False
         process.resume_at = 0.0
         self.log(f"kill {process.name}")
@@ -390,11 +393,11 @@ class Simulation:
             self.checkpoint()
 
     def pause(self, process: SimRuntime, seconds: float, *, suspend: bool = False) -> None:
-        """Freeze a process: none of its threads runs, clocks go on.
+        """Freeze a process: none of its threads runs, but clocks go on.
 
         Args:
-            process: Which.
-            seconds: From now on.
+            process: The process.
+            seconds: How long, from now on.
             suspend: Stop its monotonic clock too, as Linux does when the machine sleeps.
         """
         before = max(process.resume_at, self.now)
@@ -406,7 +409,7 @@ class Simulation:
             self.checkpoint()
 
     def fail(self, reason: str | BaseException) -> None:
-        """End the run as failed, whatever the calling code would do with an error."""
+        """Fail the run, even if the calling code would handle an error."""
         if self._failure is None:
             self._failure = reason if isinstance(reason, BaseException) else AssertionError(reason)
             self.log(f"FAILED {reason}")
@@ -425,11 +428,11 @@ class Simulation:
 
     @property
     def digest(self) -> str:
-        """Of the whole history: equal for equal runs."""
+        """A checksum of the whole history: two equal runs have the same one."""
         return f"{self._digest:08x}-{self.steps}"
 
     def checkpoint(self) -> None:
-        """A point where another thread may go on, and where a kill or a pause takes effect."""
+        """Let another thread run, and let a kill or a pause take effect."""
         self.block(self.now, "its turn")
 
     def start(self, process: SimRuntime, target: Callable[[], None], name: str) -> SimTask:
@@ -461,7 +464,7 @@ class Simulation:
         return task
 
     def block(self, wake_at: float | None, waits_for: str) -> None:
-        """Let others run until ``wake_at``, or until somebody sets this task's ``wake_at``."""
+        """Let others run until ``wake_at``, or until one of them changes ``wake_at``."""
         task = self.current
         if task.doomed:
             raise _Killed
@@ -472,13 +475,13 @@ class Simulation:
             raise _Killed
 
     def wake(self, task: SimTask, at: float) -> None:
-        """Let a task that waits in :meth:`block` go on at ``at``, if not earlier."""
+        """Let a task that waits in :meth:`block` continue at ``at`` at the latest."""
         at = up_to_tick(at)
         if task.wake_at is None or task.wake_at > at:
             task.wake_at = at
 
     def _hand_over(self, task: SimTask | None) -> None:
-        """Choose who runs next and wait for the own next turn; a task that ended does not."""
+        """Let the next task run, and wait for this task's next turn unless it has ended."""
         chosen = None if self._ended else self._choose()
         if chosen is None:
             self._main_baton.release()
@@ -507,12 +510,12 @@ class Simulation:
                 sleepers.append(task)
         if not ready:
             if not sleepers:
-                self._stuck("everybody waits for ever")
+                self._stuck("all threads wait for ever")
                 return None
             self.now = earliest
             ready = sleepers
         chosen = ready[0] if len(ready) == 1 else ready[self.random.randrange(len(ready))]
-        # Not runnable again before it blocks and says until when.
+        # It cannot be chosen again before it blocks with a new time.
         chosen.wake_at = None
         return chosen
 
@@ -523,7 +526,7 @@ class Simulation:
         self._ended = True
 
     def _reap(self) -> None:
-        """Unwind every thread that is left, so that none outlives the run."""
+        """Unwind every remaining thread, so that none outlives the run."""
         while self._tasks:
             task = self._tasks[0]
             task.doomed = True
@@ -533,7 +536,7 @@ class Simulation:
 
 
 class SeededChoices:
-    """The random choices of a scenario. All follow from the seed of its simulation."""
+    """The random choices of a scenario, which follow from the seed of its simulation."""
 
     simulation: Simulation
 

@@ -1,4 +1,4 @@
-"""Configurations with other constants than everybody has."""
+"""Configurations whose constants differ from the usual ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Config = TypeVar("Config", bound=QueueConfig)
 
 
 def tuned(kind: type[Config], /, **settings: Any) -> Config:
-    """A configuration in which settings that are constants of its class may have other values.
+    """Create a configuration; settings that are constants of its class may have other values.
 
-    ``timeout_ms`` is that of its ``store_options``.
+    ``timeout_ms`` belongs to its ``store_options``.
     """
     timeout_ms = settings.pop("timeout_ms", None)
     names = {field.name for field in fields(kind)}

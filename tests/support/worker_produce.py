@@ -1,7 +1,7 @@
-"""Produces numbered transactions into some queues until killed; prints each durable number.
+"""Produce numbered transactions into queues until killed, and print each durable number.
 
-Arguments: app, first number, end (exclusive), grace period in milliseconds, seconds to rest after
-each transaction, how many batches make a queue long, stores. It waits while a queue is long.
+Arguments: app, first number, end (exclusive), grace period in milliseconds, seconds to wait after
+each transaction, number of batches that make a queue long, stores. It waits while a queue is long.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ RECORDS_EACH = 20
 
 
 def values(app: str, end: int) -> list[str]:
-    """The records of all transactions before ``end``, in order."""
+    """Return the records of all transactions before ``end``, in order."""
     return [f"{app} {number} {k}" for number in range(end) for k in range(RECORDS_EACH)]
 
 
 def await_short(long: int, queues: list[Queue]) -> None:
-    """Wait while so many batches or more are in the queues."""
+    """Wait while the queues hold at least ``long`` batches."""
     while long < FOREVER:
         manifests = [queue.read() for queue in queues]
         if sum(manifest.entry_count for manifest in manifests if manifest is not None) <= long:
