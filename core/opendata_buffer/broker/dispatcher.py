@@ -671,10 +671,10 @@ class Dispatcher:
         """
         self._end_term()
         if isinstance(error, errors.Fenced):
-            if self._fenced is None and self._was_fenced_by_a_replaced_broker():
-                log.warning(
-                    "the claims were taken by a broker that is not announced: taking them back"
-                )
+            if self._fenced is None and self._was_fenced_by_a_broker():
+                # The workers ask the announced broker. If that is this one, it takes the claims
+                # back.
+                log.warning("another broker took the claims: workers are sent to the announced one")
                 self._refuse(requests)
                 return
             if self._fenced is None:
@@ -690,20 +690,22 @@ class Dispatcher:
         if self._fenced is None:
             self._runtime.sleep(RETRY_S)
 
-    def _was_fenced_by_a_replaced_broker(self) -> bool:
-        """Return whether this dispatcher was fenced by a broker that was itself replaced.
+    def _was_fenced_by_a_broker(self) -> bool:
+        """Return whether another broker fenced this dispatcher, and not a consumer.
 
-        Such a broker was suspended, takes the claims over on a heartbeat, and then steps down. If
-        this dispatcher stopped, no broker would hand out batches.
+        It may be the broker that has replaced this one. Or it is one that was itself replaced: it
+        was suspended, takes the claims over on a heartbeat, and then steps down. If this dispatcher
+        stopped for it, no broker would hand out batches.
         """
         until = self._runtime.monotonic() + REPLACED_S
         with self._condition:
             if wait_for(self._runtime, self._condition, lambda: self._leaving, until=until):
                 return False
         try:
+            if not self._is_announced():
+                return True
             found = _claims_object(self._store, self._config, self._runtime).read()
-            is_newer = isinstance(found, Claims) and found.epoch > self._last_epoch
-            return is_newer and self._is_announced()
+            return isinstance(found, Claims) and found.epoch > self._last_epoch
         except errors.OpenDataBufferError as error:
             log.warning("what fenced the dispatcher is not known: %s", error)
             return False

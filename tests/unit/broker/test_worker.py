@@ -357,7 +357,7 @@ def test_a_finish_that_landed_before_its_broker_was_fenced_is_not_a_lost_claim(
             raise Fenced("ingest/manifest", 1, 2)
 
     monkeypatch.setattr(DispatcherTerm, "write", write_and_be_fenced)
-    monkeypatch.setattr(Dispatcher, "_was_fenced_by_a_replaced_broker", lambda self: True)
+    monkeypatch.setattr(Dispatcher, "_was_fenced_by_a_broker", lambda self: True)
     thread = RUNTIME.spawn(batch.done, "done")
     eventually(lambda: batch._claim.asked)
     monkeypatch.setattr(DispatcherTerm, "write", write)
