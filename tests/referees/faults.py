@@ -41,9 +41,9 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
           "return before.drop_through(min(through_sequence + 1, before.next_sequence - 1))")],
     ),
     "a consumer hands out one too few": (
-        "queue", CORE + "consumer/entries.py",
-        [("self._cursors.hand_out(entries[-1].sequence, repeats)",
-          "self._cursors.hand_out(entries[-1].sequence + (len(entries) > 4), repeats)")],
+        "queue", CORE + "consumer/owned_queue.py",
+        [("self.cursors.hand_out(entries[-1].sequence, repeats)",
+          "self.cursors.hand_out(entries[-1].sequence + (len(entries) > 4), repeats)")],
     ),
     "a fenced reader of a log acknowledges": (
         "log", CORE + "queue/reader_queue.py",

@@ -206,7 +206,7 @@ WriteClaim(c) ==
 
 Ended == [at |-> "ended", epoch |-> 0, next |-> 0, acked |-> 0, known |-> None]
 
-\* core/opendata_buffer/consumer/entries.py: EntryConsumer._read
+\* core/opendata_buffer/consumer/owned_queue.py: OwnedQueue.read
 \* core/opendata_buffer/consumer/opening.py: check_data_loss
 HandOut(c) ==
     LET m == manifest.now

@@ -75,11 +75,8 @@ def test_f41_a_repeat_at_the_end_neither_waits_nor_moves_a_position(queue: Local
     consumer = queue.consumer()
     assert drained(consumer) == [(0, b"a")]
     position = consumer.position
-    assert (len(consumer), consumer._entries._lag_s(), consumer._entries._unacked_s()) == (
-        0,
-        0.0,
-        0.0,
-    )
+    owned = consumer._entries._owned
+    assert (len(consumer), owned.lag_s(), owned.unacked_s()) == (0, 0.0, 0.0)
     consumer.close()
     assert queue.queued() == [1], "behind the position: to leave would look like a loss"
     assert drained(queue.consumer(position)) == []
@@ -108,7 +105,7 @@ def test_f41_a_note_whose_acknowledgement_was_not_written_hides_nothing(queue: L
     consumer = queue.consumer()
     batch = consumer.next_batch()
     assert batch is not None
-    consumer._entries._repeats.note(1)  # and then it is killed
+    consumer._entries._owned.repeats.note(1)  # and then it is killed
     assert drained(queue.consumer()) == [(0, b"a")]
 
 
@@ -153,7 +150,7 @@ def test_a_batch_that_was_noted_and_then_given_up_is_delivered(queue: LocalQueue
     (a,) = queue.produce(b"a")
     noted = queue.consumer()
     assert noted.next_batch() is not None
-    noted._entries._repeats.note(1)  # and then it is killed before the acknowledgement
+    noted._entries._owned.repeats.note(1)  # and then it is killed before the acknowledgement
     consumer = queue.consumer(ack_interval=1)
     consumer.skip(0)
     queue.enqueue(a)
@@ -187,7 +184,7 @@ def test_entries_that_wait_do_not_make_the_reader_forget_earlier_ones(
     consumer.next_descriptors(4)
     consumer.ack_through(1)
     queue.enqueue(a)
-    (repeat,) = consumer._entries._repeats.described(queue.manifest().entries()[-1:])
+    (repeat,) = consumer._entries._owned.repeats.described(queue.manifest().entries()[-1:])
     assert repeat.repeats == 0
 
 
@@ -226,7 +223,7 @@ def test_the_oldest_are_forgotten(queue: LocalQueue, monkeypatch: pytest.MonkeyP
     a, b, c = queue.produce(b"a", b"b", b"c")
     consumer = queue.consumer(ack_interval=1)
     drained(consumer)
-    assert len(consumer._entries._repeats._first) == 2
+    assert len(consumer._entries._owned.repeats._first) == 2
     queue.enqueue(b, c, a)
     assert drained(queue.consumer(ack_interval=1)) == [(5, b"a")]
     assert list(json.loads(read_bytes(queue.store, NOTE))["batches"].values()) == [2, 5]

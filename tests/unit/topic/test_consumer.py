@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from opendata_buffer import TopicConsumer
+from opendata_buffer.consumer.delivery import TransactionalDelivery
+from opendata_buffer.consumer.owned_queue import OwnedQueue
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -24,7 +26,7 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, 
 from opendata_buffer.queue.consumer_note import read_consumer_info
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import MAX_PREFETCH, PartitionConsumer, round_robin
+from opendata_buffer.topic.consumer import MAX_PREFETCH, round_robin
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.in_memory import NAMES, URL, Faulty, append, consuming, manifest_of
 
@@ -406,18 +408,22 @@ def test_a_loss_behind_a_position_that_needs_sequence_0_is_an_error() -> None:
     assert drained(world.consumer(saved, allow_data_loss=True)) == [b"next"]
 
 
-@pytest.mark.parametrize("window", ["_offer", "_acknowledge"], ids=["looking", "acknowledging"])
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(TransactionalDelivery, "_offer"), (OwnedQueue, "acknowledge")],
+    ids=["looking", "acknowledging"],
+)
 def test_an_interrupt_between_two_steps_loses_no_batch(
-    monkeypatch: pytest.MonkeyPatch, window: str
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
     world = World(1)
     world.append(0, b"1")
     consumer = world.consumer()
     first = consumer.next_batch()
     world.append(0, b"2")
-    inner = getattr(PartitionConsumer, window)
+    inner = getattr(owner, method)
 
-    def interrupted(self: PartitionConsumer, *arguments: Any, **options: Any) -> None:
+    def interrupted(self: object, *arguments: Any, **options: Any) -> None:
         inner(self, *arguments, **options)
         raise KeyboardInterrupt  # before its caller has noted what it returned
 
@@ -426,7 +432,7 @@ def test_an_interrupt_between_two_steps_loses_no_batch(
         consumer.next_batch()
 
     with monkeypatch.context() as patched:
-        patched.setattr(PartitionConsumer, window, interrupted)
+        patched.setattr(owner, method, interrupted)
         with pytest.raises(KeyboardInterrupt):
             go_on()
     world.append(0, b"3")
