@@ -290,7 +290,7 @@ def test_a_note_that_is_too_large_is_not_downloaded(queue: LocalQueue) -> None:
 
 
 def test_f41_a_topic_delivers_a_location_once() -> None:
-    world = topics.SourceQueue(1)
+    world = topics.World(1)
     name = NAMES[0]
     config = Topic.config_of(name, consuming())
     queue = Queue(world.store, config, runtime=world.runtime, role="writer")
