@@ -44,7 +44,11 @@ _T = TypeVar("_T")
 
 
 def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Wrap a method so that a ModuleNotFoundError names the Python that lacks the module."""
+    """Wrap a method so that its errors say what they mean for a query.
+
+    A ModuleNotFoundError names the Python that lacks the module, and the errors of the library
+    speak of Spark's options.
+    """
 
     @wraps(method)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -59,6 +63,13 @@ def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
                 name=error.name,
                 path=error.path,
             ) from error
+        except Exception as error:
+            from opendata_buffer.errors import OpenDataBufferError
+            from opendata_buffer.hints import Surface
+
+            if isinstance(error, OpenDataBufferError):
+                error.surface = Surface.SPARK
+            raise
 
     return checked
 

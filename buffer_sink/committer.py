@@ -34,10 +34,11 @@ from opendata_buffer.formats.batch import (
     parse_location,
 )
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid, new_producer_id
 from opendata_buffer.option_reader import in_options
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.neighbours import check_manifest_path
 from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue
@@ -755,13 +756,14 @@ class TopicCommitter(UploadCommitter):
         try:
             self._coordinator.complete(attempt, since)
         except errors.OpenDataBufferError as error:
-            again = "Start the query again"
+            again = "Start the query again: that completes it."
             if group.transaction is None:
-                words = f"{queue_hint(self._config.store, self._config)} {attempt.producer.hex()}"
-                again = f"Run 'opendata-buffer abort {words}'"
+                queue = queue_name(self._config.store, self._config)
+                producer = attempt.producer.hex()
+                again = str(Hint(Action.COMPLETE_TRANSACTION, queue, producer=producer))
             error.add_note(
-                f"{attempt.txn} is committed, and not visible in all partitions yet. {again}: "
-                "that completes it. Do not write it again."
+                f"{attempt.txn} is committed, and not visible in all partitions yet. {again} Do "
+                "not write it again."
             )
             raise
 

@@ -49,7 +49,9 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_pieces
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.hints import Action, Hint
+from opendata_buffer.option_reader import in_options
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Put, Store, ZeroCopy
 from opendata_buffer.stores.open import open_store
@@ -538,12 +540,11 @@ class WritePlan:
             return replace(self, located=True, topic=topic)
         check_one_queue(self.columns)
         if options.partitioner is not None:
-            words = queue_hint(options.queue.store, options.queue)
             raise InvalidInput(
                 f"option partitioner is {options.partitioner!r}, but there is no topic at "
-                f"{options.queue.store}, and a single queue has nothing to choose from: make one "
-                f"with 'opendata-buffer topic create {words} --partitions 4', or leave out the "
-                "option"
+                f"{options.queue.store}, and a single queue has nothing to choose from. Leave out "
+                "the option, or make a topic",
+                Hint(Action.CREATE_TOPIC, queue_name(options.queue.store, options.queue)),
             )
         if not is_known:
             claim(options, _store_of(options), _RUNTIME)
@@ -608,6 +609,7 @@ class _PlannedWriter:
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
 
+    @in_options()
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark pickles the writer that plans a write, but not the one that commits a micro-batch.
         # Locating the topic or queue here therefore happens once for each write.
@@ -629,10 +631,12 @@ def _arrow_writer(name: str) -> Any:
 class BufferBatchWriter(_PlannedWriter, _arrow_writer("DataSourceArrowWriter")):  # type: ignore[misc]
     """Writes one DataFrame into a buffer: all of it becomes visible at once."""
 
+    @in_options()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
         return self._plan.upload(iterator, self._plan.transaction)
 
+    @in_options()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the uploads of all tasks visible, all of them or none."""
         self._plan.append(messages)
@@ -641,6 +645,7 @@ class BufferBatchWriter(_PlannedWriter, _arrow_writer("DataSourceArrowWriter")):
 class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWriter")):  # type: ignore[misc]
     """Writes micro-batches into a buffer, each exactly once."""
 
+    @in_options()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet.
 
@@ -665,6 +670,7 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
             )
         return self._plan.upload(iterator, Transaction(app, int(batch)))
 
+    @in_options()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Make the uploads of all tasks visible, all of them or none, exactly once.
 

@@ -18,6 +18,8 @@ from buffer_source.task import read_partition
 from opendata_buffer.consumer.isolation import MOST_NOTED, ReadCommitted, Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.hints import Action, Hint
+from opendata_buffer.option_reader import in_options
 from opendata_buffer.queue.hints import removed_before
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.runtime import SystemRuntime, in_parallel
@@ -43,6 +45,7 @@ class BufferBatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @in_options()
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks of a batch read.
 
@@ -114,8 +117,8 @@ def select(
     begin = first if start == EARLIEST else int(start)
     until = end if last in (None, LATEST) else int(last)
     if begin < first:
-        advice = "Read with startingOffsets 'earliest', or set failOnDataLoss to false."
-        options.report_data_loss(DataLoss(options.queue.manifest_path, begin, first, advice))
+        hint = Hint(Action.READ_FROM_EARLIEST)
+        options.report_data_loss(DataLoss(options.queue.manifest_path, begin, first, hint))
     if options.fail_on_data_loss and max(begin, until) > end:
         raise InvalidInput(
             f"startingOffsets {begin} and endingOffsets {until} were asked for and manifest "

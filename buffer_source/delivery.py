@@ -15,7 +15,8 @@ from opendata_buffer import errors
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.queue.hints import topic_hint
+from opendata_buffer.hints import Action, Hint
+from opendata_buffer.queue.hints import topic_name
 
 
 def rule_after(start: PartitionOffset | None, options: SourceOptions) -> ReadCommitted:
@@ -37,13 +38,11 @@ def rule_after(start: PartitionOffset | None, options: SourceOptions) -> ReadCom
         return ReadCommitted(prefix, isolation)
     rule = ReadCommitted.from_dict(start.transactions, prefix, isolation)
     if isolation != READ_COMMITTED and rule.stable_end(start.next) < start.next:
-        hint = topic_hint(options.queue.store, options.queue)
         raise errors.InvalidInput(
             f"option isolationLevel is {isolation!r}, and the checkpoint holds back transactions "
             f"that were undecided at sequence {rule.stable_end(start.next)} of {prefix!r}: their "
-            "batches would never be read. Go on with read_committed until they are decided "
-            f"('opendata-buffer status {hint}'), or give the query a new "
-            "checkpointLocation"
+            "batches would never be read",
+            Hint(Action.WAIT_FOR_TRANSACTIONS, topic_name(options.queue.store, options.queue)),
         )
     return rule
 

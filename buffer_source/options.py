@@ -23,6 +23,7 @@ from opendata_buffer.config import (
     check_reader_name,
 )
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
     OptionReader,
@@ -38,18 +39,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ADVICE = {
-    errors.BatchMissing: "A query passes it by with the option failOnDataLoss set to false.",
-    errors.BatchUnreadable: (
-        "A query copies it to the quarantine and goes on with the option corruptBatches set to "
-        "quarantine."
-    ),
+_TOLERATE = {
+    errors.BatchMissing: Action.TOLERATE_MISSING,
+    errors.BatchUnreadable: Action.TOLERATE_UNREADABLE,
 }
-
-SKIP_LOSS = (
-    "To skip what is lost and go on with what is queued now, set the option failOnDataLoss to "
-    "false; to start as a new query, give it a new checkpointLocation."
-)
+"""Hints about the option with which a query continues after a batch that cannot be delivered."""
 
 EARLIEST, LATEST = "earliest", "latest"
 FAIL, QUARANTINE = "fail", "quarantine"
@@ -244,22 +238,21 @@ class SourceOptions:
         """
         if self.fail_on_data_loss:
             if isinstance(loss, errors.QueueReset):
-                loss.args = (f"{loss} {SKIP_LOSS}",)
+                loss.add(Hint(Action.ACCEPT_LOSS))
             raise loss
         log.warning("data loss allowed: %s", loss)
 
     def tolerates(self, error: errors.PoisonBatch) -> bool:
         """Return whether a query may continue after a batch that cannot be delivered.
 
-        If it may not, add advice about the options to the error.
+        If it may not, add a hint about the option to the error.
         """
         if isinstance(error, errors.BatchMissing) and not self.fail_on_data_loss:
             return True
         if isinstance(error, errors.BatchUnreadable) and self.checks_whole_batch:
             return True
-        advice = _ADVICE.get(type(error), "")
-        if advice not in str(error):
-            error.args = (f"{error} {advice}",)
+        if (action := _TOLERATE.get(type(error))) is not None:
+            error.add(Hint(action))
         return False
 
     @property

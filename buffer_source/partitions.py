@@ -19,8 +19,9 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.batch import location_timestamp_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.option_reader import in_options
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.neighbours import check_manifest_path, missing_topic_hint
@@ -365,16 +366,14 @@ def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, u
             f"sequence up to {end}, 'earliest' or 'latest'"
         )
     if begin < first:
-        advice = "Start at 'earliest' or at a sequence that is still queued."
-        options.report_data_loss(DataLoss(key, begin, first, advice))
+        hint = Hint(Action.START_AT_QUEUED)
+        options.report_data_loss(DataLoss(key, begin, first, hint))
     elif options.acknowledge and not options.reader and begin > first:
         name = "startingOffsets" if since_ms is None else "startingTimestamp"
         raise InvalidInput(
             f"option {name} starts at sequence {begin} of manifest {key!r}, and {begin - first} "
-            f"unread batches from {first} on would leave the queue. To read without taking "
-            "anything, set the option acknowledge to false. To delete them first and keep a copy, "
-            f"run 'opendata-buffer trim {queue_hint(url, options.queue)} --to {begin}'. To read "
-            "them, start at 'earliest'"
+            f"unread batches from {first} on would leave the queue",
+            Hint(Action.TRIM_FIRST, queue_name(url, options.queue), sequence=begin),
         )
     return max(first, begin)
 
@@ -405,15 +404,15 @@ def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest 
     return manifest if index is None else LogView.of(log_, index, manifest)
 
 
-def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidInput:
+def _no_queue(options: SourceOptions, store: Store, *hints: Hint) -> InvalidInput:
     if lost := missing_topic_hint(store):
         return InvalidInput(lost)
-    hint = queue_hint(store.url, options.queue)
-    if error := refusal(store, options.queue, None, hint):
+    if error := refusal(store, options.queue, None):
         return error
     return InvalidInput(
         f"there is no queue with manifest {options.queue.manifest_path!r} in {store.url}: check "
-        f"the path and the options dataPathPrefix and manifestPath{advice}"
+        "the path and the options dataPathPrefix and manifestPath",
+        *hints,
     )
 
 
@@ -470,8 +469,7 @@ def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None
         return
     claim = check_owner(store, options.consumer, runtime=runtime)
     if claim is None or claim.watermark is None:
-        advice = "For a query that starts before its first producer"
-        raise _no_queue(options, store, f". {advice}, set the option createIfMissing to true")
+        raise _no_queue(options, store, Hint(Action.CREATE_IF_MISSING))
 
 
 @in_options()

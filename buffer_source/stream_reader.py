@@ -25,10 +25,12 @@ from pyspark.sql.types import StructType
 from buffer_source.malloc import reserve_less_memory
 from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.older_spark import Json, UntoldStart
-from buffer_source.options import SKIP_LOSS, SourceOptions
+from buffer_source.options import SourceOptions
 from buffer_source.partitions import INITIAL, SourceOffset
 from buffer_source.schema import check_not_inferred, check_schema
-from opendata_buffer.errors import DataLoss, Fenced
+from opendata_buffer.errors import DataLoss
+from opendata_buffer.hints import Action, Hint
+from opendata_buffer.option_reader import in_options
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 
@@ -122,7 +124,8 @@ class BufferStreamReader(DataSourceStreamReader):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return backlog and lag, for the query's progress."""
-        return self._stream().report()
+        with _with_advice():
+            return self._stream().report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch; a replay gets the same ones."""
@@ -165,30 +168,12 @@ class BufferStreamReader(DataSourceStreamReader):
         return self._micro_batches
 
 
-_ONE_LOAD = (
-    "Spark reads a DataFrame that is joined with itself as two sources. load() it once in a query; "
-    "that DataFrame may be used several times in a union. Join within foreachBatch, where a "
-    "micro-batch can be joined with itself."
-)
-_FENCED_QUEUE = (
-    "Another streaming query or consumer reads this queue, or this query loads the queue twice. "
-    f"{_ONE_LOAD} Use one query for each queue. To look at a queue that another query reads, set "
-    "the option acknowledge to false."
-)
-_FENCED_READER = (
-    "Or this query loads the log twice by one name: in that case give each load() its own option "
-    f"reader. {_ONE_LOAD}"
-)
-
-
 @contextmanager
 def _with_advice() -> Iterator[None]:
-    """Add advice to the library's errors: what they mean for a query."""
+    """Have errors say what they mean for a query."""
     try:
-        yield
-    except Fenced as error:
-        error.args = (f"{error} {_FENCED_QUEUE if error.reader is None else _FENCED_READER}",)
-        raise
+        with in_options():
+            yield
     except MemoryError as error:
         error.args = (
             "the memory of the process that plans the query is used up. Each batch that waits in "
@@ -198,5 +183,5 @@ def _with_advice() -> Iterator[None]:
         )
         raise
     except DataLoss as error:
-        error.args = (f"{error} {SKIP_LOSS}",)
+        error.add(Hint(Action.ACCEPT_LOSS))
         raise

@@ -48,6 +48,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.option_reader import in_options
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.consumer_note import amend_consumer_info, read_consumer_info
 from opendata_buffer.runtime import Interval, Runtime, SystemRuntime
@@ -107,18 +108,19 @@ def read_partition(
         InvalidInput: As :meth:`.RowBuilder.pieces`.
         MalformedRecord: As :meth:`.RowBuilder.pieces`.
     """
-    # If the plan is empty, Spark calls this with an input partition of its own.
-    descriptors = partition.batches if isinstance(partition, TaskBatches) else ()
-    if descriptors and options.acknowledge and (query := _query_id()):
-        record_query_id(_options_of(options, descriptors[0]).queue, query, SystemRuntime())
-    builder = RowBuilder(schema, options.values)
-    for batch, records in _readable(options, descriptors, builder.piece_bytes):
-        try:
-            yield from builder.pieces(records, batch.partition, batch.rows(records.count))
-        except PoisonBatch as error:
-            options.tolerates(error)  # Most faults appear here, so add the option to the error.
-            raise
-        del records  # Free its memory before the next batch is decoded.
+    with in_options():
+        # If the plan is empty, Spark calls this with an input partition of its own.
+        descriptors = partition.batches if isinstance(partition, TaskBatches) else ()
+        if descriptors and options.acknowledge and (query := _query_id()):
+            record_query_id(_options_of(options, descriptors[0]).queue, query, SystemRuntime())
+        builder = RowBuilder(schema, options.values)
+        for batch, records in _readable(options, descriptors, builder.piece_bytes):
+            try:
+                yield from builder.pieces(records, batch.partition, batch.rows(records.count))
+            except PoisonBatch as error:
+                options.tolerates(error)  # Most faults appear here, so add the option to the error.
+                raise
+            del records  # Free its memory before the next batch is decoded.
 
 
 def _readable(

@@ -28,6 +28,7 @@ from types import UnionType
 from typing import Any, BinaryIO, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.hints import Setting
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -48,11 +49,13 @@ _NAMES: dict[Any, str] = {
 }
 
 
-def wrong_type(name: str, value: object, use: str, *, secret: bool = False) -> InvalidInput:
+def wrong_type(
+    name: str | Setting, value: object, use: str, *, secret: bool = False
+) -> InvalidInput:
     """Make the error for an argument that has the wrong type.
 
     Args:
-        name: The argument's name.
+        name: The name of the argument or setting.
         value: The value that was given. Numbers and short texts are shown, such as a number in
             quotes. Other values might be credentials or data.
         use: The values that are accepted.
@@ -61,7 +64,7 @@ def wrong_type(name: str, value: object, use: str, *, secret: bool = False) -> I
     Returns:
         The error, to be raised by the caller.
     """
-    return InvalidInput(f"{name} is {_shown(value, secret)}: use {use}")
+    return InvalidInput(name, f" is {_shown(value, secret)}: use {use}")
 
 
 def _shown(value: object, secret: bool) -> str:
@@ -165,7 +168,8 @@ def check_fields(instance: Any, but: Iterable[str] = ()) -> None:
         if field.name in but:
             continue
         hint = _evaluated(str(field.type), module)
-        _check(field.name, hint, getattr(instance, field.name), secret=not field.repr)
+        value = getattr(instance, field.name)
+        _check(Setting(field.name), hint, value, secret=not field.repr)
 
 
 class _NotLoaded:
@@ -229,7 +233,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _check(name: str, hint: Any, value: object, *, secret: bool = False) -> None:
+def _check(name: str | Setting, hint: Any, value: object, *, secret: bool = False) -> None:
     """Raise ``InvalidInput`` if the value does not fit, or if one of its elements does not."""
     fitting = [choice for choice in _choices(hint) if _fits_one(choice, value)]
     if not fitting:

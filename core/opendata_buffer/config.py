@@ -10,6 +10,7 @@ refused on input, and the secrets are never shown (failure F37).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, ClassVar, Self
@@ -19,6 +20,7 @@ from opendata_buffer.arguments import check_fields, checked, wrong_type
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import MAX_PREFIX_BYTES, Compression, check_key
+from opendata_buffer.hints import Setting
 from opendata_buffer.runtime import Retries, Runtime
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
@@ -113,7 +115,7 @@ def flaw_of(secret: str) -> str:
     return f"{what}: strip it"
 
 
-def check_credential(name: str, value: object) -> None:
+def check_credential(name: str | Setting, value: object) -> None:
     """Refuse a credential that no request can carry (failure F49), and hide it from now on.
 
     The error does not show the value.
@@ -126,13 +128,13 @@ def check_credential(name: str, value: object) -> None:
         InvalidInput: The value is not a string, or has a character other than visible ASCII.
     """
     if not isinstance(value, str):
-        raise InvalidInput(f"{name} is of type {type(value).__name__}: use a string")
+        raise InvalidInput(name, f" is of type {type(value).__name__}: use a string")
     remember_secret(value)
     if flaw := flaw_of(value):
-        raise InvalidInput(f"{name} {flaw}")
+        raise InvalidInput(name, f" {flaw}")
 
 
-def check_no_secrets(name: str, url: str) -> None:
+def check_no_secrets(name: str | Setting, url: str) -> None:
     """Refuse a URL with user information or a query string, without showing them.
 
     Args:
@@ -144,15 +146,27 @@ def check_no_secrets(name: str, url: str) -> None:
     """
     if _USER.search(url):
         raise InvalidInput(
-            f"{name} {redacted(url)!r} carries credentials: they would end up in logs and "
+            name,
+            f" {redacted(url)!r} carries credentials: they would end up in logs and "
             "checkpoints. Remove them; credentials come from the cloud's standard chain "
-            "(environment, profile, the identity of this machine)."
+            "(environment, profile, the identity of this machine).",
         )
     if _QUERY.search(url):
         raise InvalidInput(
-            f"{name} {redacted(url)!r} has a query string, which could hold a secret and has no "
-            "meaning here: remove it. In a file:// URL, write '?' as %3F or use a plain path."
+            name,
+            f" {redacted(url)!r} has a query string, which could hold a secret and has no "
+            "meaning here: remove it. In a file:// URL, write '?' as %3F or use a plain path.",
         )
+
+
+def _and(names: Iterable[str]) -> list[Setting | str]:
+    """Return the parts of a message that name several settings: ``a and b``."""
+    parts: list[Setting | str] = []
+    for name in names:
+        if parts:
+            parts.append(" and ")
+        parts.append(Setting(name))
+    return parts
 
 
 def _check_numbers(config: Any) -> None:
@@ -166,11 +180,12 @@ def _check_numbers(config: Any) -> None:
             continue
         use = f"a whole number of at least {least}"
         if not isinstance(value, int) or isinstance(value, bool):
-            raise wrong_type(name, value, use)
+            raise wrong_type(Setting(name), value, use)
         if value < least:
-            raise InvalidInput(f"{name} is {value!r}: use {use}")
+            raise InvalidInput(Setting(name), f" is {value!r}: use {use}")
         if name.endswith("_ms") and value > _MOST_MS:
-            raise InvalidInput(f"{name} is {value!r}: use at most {_MOST_MS} milliseconds")
+            at_most = f"at most {_MOST_MS} milliseconds"
+            raise InvalidInput(Setting(name), f" is {value!r}: use {at_most}")
 
 
 def check_reader_name(name: str) -> None:
@@ -184,11 +199,12 @@ def check_reader_name(name: str) -> None:
             hyphens, or does not begin with a letter or a digit.
     """
     if not isinstance(name, str):
-        raise wrong_type("reader", name, "text, the name of a reader")
+        raise wrong_type(Setting("reader"), name, "text, the name of a reader")
     if _READER.fullmatch(name) is None:
         raise InvalidInput(
-            f"reader is {name!r}: use 1 to 100 letters, digits, '.', '_' and '-', beginning with a "
-            "letter or a digit"
+            Setting("reader"),
+            f" is {name!r}: use 1 to 100 letters, digits, '.', '_' and '-', beginning with a "
+            "letter or a digit",
         )
 
 
@@ -252,7 +268,7 @@ class StoreOptions:
         _check_numbers(self)
         check_fields(self)
         if self.endpoint_url is not None:
-            check_no_secrets("endpoint_url", self.endpoint_url)
+            check_no_secrets(Setting("endpoint_url"), self.endpoint_url)
         self._check_credentials()
 
     def _check_credentials(self) -> None:
@@ -262,39 +278,54 @@ class StoreOptions:
                 continue
             if isinstance(value, str) and _REFERENCE.search(value):
                 raise InvalidInput(
-                    f"{name} is a reference such as {{{{secrets/scope/key}}}}, which Databricks "
+                    Setting(name),
+                    " is a reference such as {{secrets/scope/key}}, which Databricks "
                     "replaces in the settings of a cluster only: use dbutils.secrets.get(scope, "
-                    "key), or name a service_credential"
+                    "key), or name a ",
+                    Setting("service_credential"),
                 )
-            check_credential(name, value)
+            check_credential(Setting(name), value)
         given = [name for name in _SECRETS if getattr(self, name) is not None]
         if given and not set(_SECRETS[:2]) <= set(given):
             raise InvalidInput(
-                f"{' and '.join(given)} without the other keys: give access_key_id and "
-                "secret_access_key, for temporary keys with their session_token, or none of them"
+                *_and(given),
+                " without the other keys: give ",
+                Setting("access_key_id"),
+                " and ",
+                Setting("secret_access_key"),
+                ", for temporary keys with their ",
+                Setting("session_token"),
+                ", or none of them",
             )
         sources = ("anonymous", "service_credential", "access_key_id", "profile")
         kinds = [name for name in sources if getattr(self, name) not in (None, False)]
         if len(kinds) > 1:
             raise InvalidInput(
-                f"{' and '.join(kinds)} are given, and each is a source of credentials: leave one"
+                *_and(kinds), " are given, and each is a source of credentials: leave one"
             )
         if self.role_arn is None:
             for name in ("external_id", "session_name"):
                 if (value := getattr(self, name)) is not None:
                     raise InvalidInput(
-                        f"{name} is {value!r} and there is no role_arn: name the role that it is "
-                        f"for, or leave {name} out"
+                        Setting(name),
+                        f" is {value!r} and there is no ",
+                        Setting("role_arn"),
+                        ": name the role that it is for, or leave ",
+                        Setting(name),
+                        " out",
                     )
         elif self.anonymous:
             raise InvalidInput(
-                f"role_arn is {self.role_arn!r} and anonymous is true: a role is assumed with "
-                "credentials. Leave one out"
+                Setting("role_arn"),
+                f" is {self.role_arn!r} and ",
+                Setting("anonymous"),
+                " is true: a role is assumed with credentials. Leave one out",
             )
         elif not self.role_arn.startswith("arn:"):
             raise InvalidInput(
-                f"role_arn is {self.role_arn!r}: use a role's full name such as "
-                "arn:aws:iam::123456789012:role/buffer"
+                Setting("role_arn"),
+                f" is {self.role_arn!r}: use a role's full name such as "
+                "arn:aws:iam::123456789012:role/buffer",
             )
 
     def for_commands(self) -> list[tuple[str, str | bool]]:
@@ -322,8 +353,9 @@ class StoreOptions:
             if value is not None:
                 shown = "given" if name in _SECRETS else repr(value)
                 raise InvalidInput(
-                    f"{name} is {shown}, and a store of {scheme}:// has none: "
-                    "remove it; it is for s3:// only"
+                    Setting(name),
+                    f" is {shown}, and a store of {scheme}:// has none: "
+                    "remove it; it is for s3:// only",
                 )
 
 
@@ -413,14 +445,14 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.store, str):
-            raise wrong_type("store", self.store, "text, for example str(path)")
+            raise wrong_type(Setting("store"), self.store, "text, for example str(path)")
         _check_numbers(self)
         check_fields(self, but=self._other_checks)
-        check_no_secrets("store", self.store)
-        check_key("data_path_prefix", self.data_path_prefix, MAX_PREFIX_BYTES)
+        check_no_secrets(Setting("store"), self.store)
+        check_key(Setting("data_path_prefix"), self.data_path_prefix, MAX_PREFIX_BYTES)
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
-        check_key("manifest_path", self.manifest_path)
+        check_key(Setting("manifest_path"), self.manifest_path)
 
     @property
     def timeout_ms(self) -> int:

@@ -42,7 +42,7 @@ from __future__ import annotations
 import copyreg
 from typing import Any, Self
 
-from opendata_buffer.hints import Hint, QueueName, Surface, render
+from opendata_buffer.hints import Action, Hint, QueueName, Surface, render
 
 
 class OpenDataBufferError(Exception):
@@ -77,6 +77,12 @@ class OpenDataBufferError(Exception):
         """Return the message in the words of a surface."""
         return render(self.args, surface)
 
+    def add(self, hint: Hint) -> Self:
+        """Append a hint, unless the error has one with this action, and return the error."""
+        if all(found.action is not hint.action for found in self.hints):
+            self.args += (hint,)
+        return self
+
     def at(self, queue: QueueName) -> Self:
         """Name the queue in those hints that do not name one, and return the error."""
         self.args = tuple(part.at(queue) if isinstance(part, Hint) else part for part in self.args)
@@ -110,13 +116,14 @@ class PrefixConflict(InvalidInput):
     """A data prefix belongs to the queue of another manifest (failure F7)."""
 
     def __init__(
-        self, data_path_prefix: str, manifest_path: str, owner: str, fix: str = ""
+        self, data_path_prefix: str, manifest_path: str, owner: str, *more: str | Hint
     ) -> None:
         super().__init__(
             f"data prefix {data_path_prefix!r} belongs to the queue with manifest {owner!r}, "
             f"and this queue has manifest {manifest_path!r}: its garbage collector would delete "
-            f"the other queue's batches. To use that queue, give manifest_path={owner!r}. To make "
-            f"another queue, give it a data_path_prefix of its own.{fix}"
+            "the other queue's batches",
+            Hint(Action.USE_OTHER_MANIFEST, path=owner),
+            *more,
         )
         self.data_path_prefix = data_path_prefix
         self.manifest_path = manifest_path
@@ -161,8 +168,8 @@ class Conflict(RetryLater):
     def __init__(self, key: str, attempts: int, waited_s: float) -> None:
         super().__init__(
             f"manifest {key!r} could not be written: {attempts} attempts in {waited_s:.1f} s all "
-            "lost to other writers. Nothing was written. Try again, raise timeout_ms, or "
-            "let fewer processes write this manifest."
+            "lost to other writers. Nothing was written",
+            Hint(Action.LET_FEWER_WRITE),
         )
         self.key = key
         self.attempts = attempts
@@ -193,9 +200,8 @@ class CommitStateUnknown(OpenDataBufferError):
         first = locations[0] if locations else ""
         super().__init__(
             f"append of {len(locations)} batches (first {first!r}) to manifest {key!r}{at} "
-            f"may or may not have landed: {reason} (next sequence {known}). "
-            "Do not delete the batches. Producing the records again may duplicate them; "
-            "a transaction identity lets the reader drop the repeat."
+            f"may or may not have landed: {reason} (next sequence {known})",
+            Hint(Action.KEEP_BATCHES),
         )
         self.key = key
         self.sequence = sequence
@@ -211,8 +217,9 @@ class QueueFull(RetryLater):
         age = "" if oldest_ms is None else f", the oldest for {oldest_ms / 1000:.0f} s"
         super().__init__(
             f"manifest {key!r} would have {size} bytes, more than the limit of {limit}: {lag} "
-            f"batches wait for the consumer{age}. Start or speed up the consumer. Nothing was "
-            "appended."
+            f"batches wait for the consumer{age}",
+            Hint(Action.READ_FASTER),
+            "Nothing was appended.",
         )
         self.key = key
         self.size = size
@@ -235,17 +242,16 @@ class Fenced(OwnershipLost):
             text = (
                 f"consumer with epoch {epoch} of reader {reader!r} was fenced by epoch "
                 f"{current_epoch} of {key!r}: another consumer or query reads by this name, or "
-                "a reset with --force moved the reader. The status of the log shows which program "
-                "has the reader now. If another program reads by this name, stop this one or give "
-                "it a name of its own; after a reset, start it again."
+                "a reset with --force moved the reader"
             )
+            action = Action.STOP_READER
         else:
             text = (
                 f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
-                f"{key!r}: another consumer or query owns the queue; its status shows which. Stop "
-                "this one; a queue has one consumer at a time."
+                f"{key!r}: another consumer or query owns the queue"
             )
-        super().__init__(text)
+            action = Action.STOP_CONSUMER
+        super().__init__(text, Hint(action))
         self.reader = reader
         self.key = key
         self.epoch = epoch
@@ -258,9 +264,8 @@ class Drained(OpenDataBufferError):
     def __init__(self, key: str) -> None:
         super().__init__(
             f"the queue with manifest {key!r} was a partition of a topic, was drained and is "
-            "closed for good. Nothing was written. Produce these records again: a TopicProducer "
-            "gives their keys to the current partitions. (It does not do so by itself, because "
-            "later records of a key may already be there.)"
+            "closed for good. Nothing was written",
+            Hint(Action.PRODUCE_TO_OTHERS),
         )
         self.key = key
 
@@ -276,10 +281,8 @@ class Superseded(OwnershipLost):
     def __init__(self, app: str, batch: int) -> None:
         super().__init__(
             f"another run of app {app!r} has begun to write since this one did: nothing of "
-            f"batch {batch} is visible. If you have just started the query again, or ended its "
-            "transactions by a command, this is the old run: let it end. Otherwise two drivers "
-            "share one checkpoint or txnAppId, or two publishers one name: stop one, then start "
-            "the other again."
+            f"batch {batch} is visible",
+            Hint(Action.STOP_OTHER_RUN),
         )
         self.app = app
         self.batch = batch
@@ -323,18 +326,17 @@ class PoisonBatch(DataError):
     """
 
     def __init__(
-        self, sequence: int, location: str, reason: str, partition: str = "", command: str = ""
+        self,
+        sequence: int,
+        location: str,
+        reason: str,
+        partition: str = "",
+        hint: Hint | None = None,
     ) -> None:
-        call = f"skip({partition!r}, {sequence})" if partition else f"skip({sequence})"
-        fix = f"pass it by with {call}; its records are then lost"
-        if command:
-            fix = (
-                f"stop this reader and continue after it with {command}: its records are then lost"
-            )
-        super().__init__(
-            f"batch {sequence} at {location!r} cannot be delivered: {reason}. Restore the object, "
-            f"or {fix}."
-        )
+        if hint is None:
+            action = Action.SKIP_BATCH_OF_PARTITION if partition else Action.SKIP_BATCH
+            hint = Hint(action, sequence=sequence, partition=partition)
+        super().__init__(f"batch {sequence} at {location!r} cannot be delivered: {reason}", hint)
         self.sequence = sequence
         self.location = location
         self.reason = reason
@@ -360,8 +362,8 @@ class MalformedRecord(DataError):
         head = data[:64]
         super().__init__(
             f"record {index} of batch {sequence} at {location!r} is malformed: {reason}. It begins "
-            f"with {head!r}. Set mode to PERMISSIVE for a row of nulls with the record's text in a "
-            "column _corrupt_record, or to DROPMALFORMED to leave such records out"
+            f"with {head!r}",
+            Hint(Action.CHOOSE_MODE),
         )
         self.sequence = sequence
         self.index = index
@@ -380,15 +382,11 @@ class DataLoss(DataError):
     Attributes:
         open_from: The first sequence of the transactions that were open at ``needed``, if the
             reader delivers only committed ones. Their batches from there on are given up, too.
+        hint: The likely cause and what to do, in the words of Python.
     """
 
     def __init__(
-        self,
-        key: str,
-        needed: int,
-        oldest: int,
-        hint: str = "",
-        open_from: int | None = None,
+        self, key: str, needed: int, oldest: int, *more: str | Hint, open_from: int | None = None
     ) -> None:
         if "_readers/" in key and key.endswith(".json"):
             reader = key.rpartition("_readers/")[2].removesuffix(".json")
@@ -406,7 +404,8 @@ class DataLoss(DataError):
                 f"{text} Transactions from sequence {open_from} on were still open there: what "
                 "they wrote before the loss is not delivered, either."
             )
-        super().__init__(f"{text} {hint}".rstrip())
+        hint = render(more, Surface.PYTHON)
+        super().__init__(f"{text} " if hint else text, *more)
         self.key = key
         self.needed = needed
         self.oldest = oldest
@@ -420,8 +419,9 @@ class ClaimLost(OwnershipLost):
     def __init__(self, sequence: int) -> None:
         super().__init__(
             f"the claim on batch {sequence} was lost: no heartbeat of its worker arrived within "
-            "claim_timeout_ms, and the batch is handed out again. What was done with it may be "
-            "done twice. Raise claim_timeout_ms, or see what kept the worker from running."
+            "the claim's timeout, and the batch is handed out again. What was done with it may be "
+            "done twice",
+            Hint(Action.HOLD_CLAIM_LONGER),
         )
         self.sequence = sequence
 
@@ -436,17 +436,14 @@ class FlushFailed(OpenDataBufferError):
             raise :class:`CommitStateUnknown`.
     """
 
-    def __init__(self, failed_calls: int, cause: str, unknown_calls: int = 0) -> None:
-        again = "Produce their records again with a new producer."
+    def __init__(
+        self, failed_calls: int, cause: str, unknown_calls: int = 0, hints: tuple[Hint, ...] = ()
+    ) -> None:
+        again = Hint(Action.PRODUCE_AGAIN)
         if unknown_calls:
-            again = (
-                f"{unknown_calls} of them may be in the queue nevertheless: their handles raise "
-                "CommitStateUnknown. Producing these again may duplicate their records, unless "
-                "they carry a Transaction: look in the queue first. Produce the records of all "
-                "others again with a new producer."
-            )
+            again = Hint(Action.PRODUCE_KNOWN_AGAIN, count=unknown_calls)
         super().__init__(
-            f"{failed_calls} produce() calls were not made durable: {cause.rstrip('.')}. {again}"
+            f"{failed_calls} produce() calls were not made durable: {cause}", *hints, again
         )
         self.failed_calls = failed_calls
         self.cause = cause

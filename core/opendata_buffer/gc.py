@@ -33,9 +33,10 @@ from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.hints import Action, Hint, Message
 from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.cas import CasObject, CasStore
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import REMEMBERED, LogIndex
 from opendata_buffer.queue.log_parts import end_of_part, name_ms, parts_folder
@@ -127,7 +128,7 @@ class GcPlan:
     referenced: int = 0
     waiting: int = 0
     ignored: int = 0
-    held: str | None = None
+    held: Message | None = None
 
     @property
     def delete_bytes(self) -> int:
@@ -477,13 +478,14 @@ class GarbageCollector:
 
     def _hold_reason(
         self, manifest: Manifest | None, index: LogIndex | None, page: Listing, own_ms: int
-    ) -> str | None:
+    ) -> Message | None:
         """Return why nothing of this page may be deleted, or None."""
         path = self._config.manifest_path
         if manifest is None:
-            return f"manifest {path!r} does not exist: there is no queue to compare with"
+            return Message(f"manifest {path!r} does not exist: there is no queue to compare with")
         if self._epoch is not None and manifest.epoch != self._epoch:
-            raise errors.Fenced(path, self._epoch, manifest.epoch)
+            queue = queue_name(self._store.url, self._config)
+            raise errors.Fenced(path, self._epoch, manifest.epoch).at(queue)
         # failure F4: a recreated manifest names no batch of the old one and may carry the same
         # epoch. Those batches may be all that is left of the old queue.
         seen = Watermark(self._seen, manifest.epoch)
@@ -491,18 +493,18 @@ class GarbageCollector:
         self._seen = manifest.next_sequence
         fault = clock_fault(page.now_ms, own_ms, self._grace_ms)
         if fault is not None:
-            return fault
+            return Message(fault)
         if index is None and manifest.entry_count and self._queued_in(manifest).oldest_ms is None:
             oldest = manifest.entries(limit=1)[0]
-            words = queue_hint(self._store.url, self._config)
-            return (
+            queue = queue_name(self._store.url, self._config)
+            text = (
                 f"the object of the oldest queued batch {oldest.sequence} at {oldest.location!r} "
-                "is gone, and its name has no time to compare others with. Restore the object, or "
-                f"skip the batch with 'opendata-buffer skip {words} {oldest.sequence}'."
+                "is gone, and its name has no time to compare others with"
             )
+            return Message(text, Hint(Action.SKIP_FOR_COLLECTOR, queue, oldest.sequence))
         return None
 
-    def _unaccounted(self, manifest: Manifest, made: GcPlan) -> str | None:
+    def _unaccounted(self, manifest: Manifest, made: GcPlan) -> Message | None:
         """Return why the planned objects may be another queue's, or None (failure F51).
 
         Only the first page of a cycle on which something is to be deleted costs requests.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from contextlib import contextmanager
@@ -16,7 +15,8 @@ from opendata_buffer.config import (
     check_credential,
     flaw_of,
 )
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.hints import Surface
 
 _STORE_TEXTS = {
     "endpointUrl": "endpoint_url",
@@ -226,39 +226,13 @@ def names_one_queue(reader: OptionReader) -> bool:
     return any(reader.text(name) is not None for name in ("dataPathPrefix", "manifestPath"))
 
 
-_OPTIONS = {
-    "data_path_prefix": "dataPathPrefix",
-    "manifest_path": "manifestPath",
-    "create_if_missing": "createIfMissing",
-}
-
-
-def with_options(message: str) -> str:
-    """Return an error's text with Spark's options in place of the settings that it names.
-
-    ``manifest_path='a'`` becomes ``.option("manifestPath", "a")``, and ``manifest_path`` alone
-    becomes ``the option manifestPath``.
-    """
-    names = "|".join(_OPTIONS)
-    message = re.sub(
-        rf"\b({names})=(?:'([^']*)'|(True))",
-        lambda found: f'.option("{_OPTIONS[found[1]]}", "{found[2] or "true"}")',
-        message,
-    )
-    message = message.replace(") and .option(", ").option(")
-    message = re.sub(
-        rf"\ba ({names}) of its own\b", lambda found: f"another {_OPTIONS[found[1]]}", message
-    )
-    return re.sub(rf"\b({names})\b", lambda found: f"the option {_OPTIONS[found[1]]}", message)
-
-
 @contextmanager
 def in_options() -> Iterator[None]:
-    """Have the errors of a block speak of Spark's options (:func:`with_options`)."""
+    """Have the errors of a block speak of Spark's options."""
     try:
         yield
-    except InvalidInput as error:
-        error.args = (with_options(str(error)),)
+    except OpenDataBufferError as error:
+        error.surface = Surface.SPARK
         raise
 
 

@@ -331,7 +331,7 @@ def _fsck_repair(deployment: Deployment, partition: str, *, expects: bool) -> No
     def run(node: Node) -> None:
         queue = deployment.target(node).queue(partition)
         for _ in range(4):
-            plan, _ = plan_repair(check_queue(queue), queue.hint)
+            plan, _ = plan_repair(check_queue(queue), queue.name)
             if not plan:
                 return
             repair(queue, plan)

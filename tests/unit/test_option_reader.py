@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
@@ -10,13 +11,14 @@ import pytest
 from buffer_sink.options import SINK_OPTIONS
 from buffer_source.options import SOURCE_OPTIONS
 from opendata_buffer.config import QueueConfig, StoreOptions
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import Conflict, InvalidInput, PrefixConflict
+from opendata_buffer.hints import Action, Hint, Setting
 from opendata_buffer.option_reader import (
     INSTEAD,
     STORAGE_OPTIONS,
     OptionReader,
+    in_options,
     storage_settings,
-    with_options,
 )
 
 NAMES = ("maxBatches", "flag", "mode", *STORAGE_OPTIONS)
@@ -175,12 +177,20 @@ def test_a_store_that_spark_cannot_use_is_refused(options: dict[str, str], says:
 
 
 def test_errors_of_the_library_speak_of_options_in_a_query() -> None:
-    found = with_options(
-        "use data_path_prefix='a/b' and manifest_path='a/m', or create_if_missing=True; give it "
-        "a data_path_prefix of its own, or name its manifest with manifest_path."
-    )
-    assert found == (
-        'use .option("dataPathPrefix", "a/b").option("manifestPath", "a/m"), or '
-        '.option("createIfMissing", "true"); give it another dataPathPrefix, or name '
-        "its manifest with the option manifestPath."
-    )
+    for error in (
+        PrefixConflict("ingest", "b/m", "a/m", Hint(Action.USE_PREFIX, prefix="a/b")),
+        InvalidInput(Setting("role_arn"), " is 'x'"),
+    ):
+        text = str(error)
+        with pytest.raises(type(error)) as raised, in_options():
+            raise error
+        assert "manifest_path" in text or "role_arn" in text
+        assert "_" not in str(raised.value)
+    assert str(error) == "roleArn is 'x'"
+
+
+def test_an_error_keeps_its_surface_on_the_way_from_a_task_to_the_driver() -> None:
+    error = Conflict("ingest/manifest", 12, 60.0)
+    with pytest.raises(Conflict), in_options():
+        raise error
+    assert "timeout" not in str(pickle.loads(pickle.dumps(error)))

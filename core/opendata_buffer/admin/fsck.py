@@ -26,8 +26,8 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.formats.batch import key_fault, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
-from opendata_buffer.hints import Action, Hint, Message, Surface
-from opendata_buffer.queue.hints import reset_command
+from opendata_buffer.hints import Action, Hint, Message, QueueName, Surface
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log import Log, OldIndex
 from opendata_buffer.queue.log_index import LogIndex, index_key
 from opendata_buffer.queue.log_parts import MAX_SEGMENT_BYTES, parts_folder
@@ -79,13 +79,15 @@ REPAIRED_BY = {
 NOT_REPAIRED = {
     Kind.OTHER_INDEX: "it and the segments are of a queue that was started over: delete them when "
     "the old log is given up",
-    Kind.SEGMENT: "restore the object (bucket versioning), or move readers behind what it names",
-    Kind.TOO_LARGE: "no reader decodes so much: skip it with 'opendata-buffer skip {hint} "
-    "{sequence}', which copies it first",
+    Kind.SEGMENT: "restore the object (bucket versioning), or move readers past what it names",
+    Kind.TOO_LARGE: "no reader decodes that much",
     Kind.PREFIX: "check again with the data prefix that is named there",
-    Kind.FOREIGN: "no reader fetches it: skip it with 'opendata-buffer skip {hint} {sequence}'",
+    Kind.FOREIGN: "no reader fetches it",
 }
-"""Why a repair leaves a problem, by its kind, and how the operator can fix it."""
+"""Why a repair leaves a problem, by its kind."""
+
+_BY_HAND = {Kind.TOO_LARGE: Action.SKIP_TOO_LARGE, Kind.FOREIGN: Action.SKIP_FOREIGN}
+"""What the operator can do about a problem that a repair leaves."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,8 @@ def _prefix_problems(
     seen = None if claim is None else claim.watermark
     acked = "" if seen is None else seen.acked_location
     if fault := misplaced(manifest, queue.config, queue.store.url, acked):
-        yield Finding(None, queue.config.manifest_path, fault, Kind.PREFIX, "manifest")
+        text = fault.text(Surface.SHELL)
+        yield Finding(None, queue.config.manifest_path, text, Kind.PREFIX, "manifest")
 
 
 def _check_log(
@@ -270,11 +273,9 @@ def _hidden(log: Log, index: LogIndex) -> Iterator[Finding]:
             )
             positions = read_positions(log, index, unreadable=lambda _: None)
             if past := [name for name, each in positions.items() if each.next > first]:
-                command = reset_command(log.store.url, log.config, past[0], first)
-                text += (
-                    f". Once that is repaired, a reader that was moved past them reads them after "
-                    f"{command}; these are past them: {', '.join(past)}"
-                )
+                queue = queue_name(log.store.url, log.config)
+                hint = Hint(Action.RESET_AFTER_REPAIR, queue, first, readers=(past[0],))
+                text += f". {hint} These are past them: {', '.join(past)}"
             yield Finding(None, index_key(log.config), text, Kind.OLD_INDEX, _INDEX_NAME)
             return  # one repair brings back all of them
 
@@ -403,7 +404,7 @@ def _kind(error: errors.PoisonBatch) -> Kind:
 def _add_manifest_fault(report: Report, plan: RebuildPlan, queue: Target) -> None:
     fault = plan.fault or Message()
     if not fault.hints:
-        fault = Message((*fault, Hint(Action.REPAIR)))
+        fault = Message(*fault.parts, Hint(Action.REPAIR))
     text, path = fault.at(queue.name).text(Surface.SHELL), queue.config.manifest_path
     report.problems.append(Finding(None, path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
@@ -465,14 +466,16 @@ def _replace_marker(queue: Target, folder: str) -> str:
     return saved
 
 
-def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tuple[Finding, str]]]:
+def plan_repair(
+    report: Report, queue: QueueName | None = None
+) -> tuple[list[Finding], list[tuple[Finding, str]]]:
     """Split the problems of a report into those that :func:`repair` repairs and the others.
 
     If an object is queued several times, its first entry is kept.
 
     Args:
         report: The result of a check.
-        hint: The arguments by which commands name the queue.
+        queue: The name of the queue, for commands.
 
     Returns:
         The problems to repair, by sequence; and the others, each with the reason why it is left.
@@ -484,27 +487,26 @@ def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tup
         if finding.kind is Kind.REPEATED and finding.location not in delivered:
             delivered.add(finding.location)
         elif report.is_log and finding.next_sequence is not None:
-            leave.append((finding, _passed_by(report, finding, hint)))
+            leave.append((finding, _passed_by(report, finding, queue)))
         elif finding.kind in REPAIRED_BY:
             to_repair.append(finding)
         else:
-            reason = NOT_REPAIRED[finding.kind].format(hint=hint, sequence=finding.sequence)
+            reason = NOT_REPAIRED[finding.kind]
+            if (action := _BY_HAND.get(finding.kind)) is not None:
+                reason += f". {Hint(action, queue, finding.sequence)}"
             leave.append((finding, reason))
     return to_repair, leave
 
 
-def _passed_by(report: Report, finding: Finding, hint: str) -> str:
+def _passed_by(report: Report, finding: Finding, queue: QueueName | None) -> str:
     """Return why repair leaves batches of a log, and the commands that move readers past them."""
     end = finding.next_sequence
     assert end is not None
     behind = sorted(name for name, at in report.positions.items() if at < end)
-    commands = [
-        f"'opendata-buffer readers reset {hint} {name} --to-sequence {end}'" for name in behind
-    ]
-    why = f"an entry of a log never changes, and the next sequence is {end}. Restore the objects"
-    if not commands:
-        return f"{why} for a new reader; all that there are have passed"
-    return f"{why}, or stop the readers and run {', '.join(commands)}"
+    why = f"an entry of a log never changes, and the next sequence is {end}."
+    if not behind:
+        return f"{why} Restore the objects for a new reader; all that there are have passed"
+    return f"{why} {Hint(Action.RESET_READERS_PAST, queue, end, readers=tuple(behind))}"
 
 
 def repair(queue: Target, plan: Sequence[Finding]) -> list[tuple[Finding, str | None]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.errors import CorruptData, DataLoss, Drained, InvalidInput
+from opendata_buffer.hints import Action, Hint, QueueName
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_parts import parts_folder
@@ -288,19 +289,19 @@ def missing_readers(known: Mapping[str, Collection[str]]) -> dict[str, list[str]
     return {name: partitions for name, partitions in found.items() if partitions}
 
 
-def missing_notes(known: Mapping[str, Collection[str]], words: str) -> list[str]:
+def missing_notes(known: Mapping[str, Collection[str]], topic: QueueName) -> list[str]:
     """Describe the readers that some partitions lack (failure F47).
 
     Args:
         known: See :func:`missing_readers`.
-        words: The arguments by which commands name the topic.
+        topic: The name of the topic.
 
     Returns:
         A sentence for each such reader.
     """
     return [
         f"reader {name!r} is missing from {', '.join(partitions)}: batches there can be deleted "
-        f"before it reads them. Register it with 'opendata-buffer readers enable {words}'."
+        f"before it reads them. {Hint(Action.REGISTER_READER, topic)}"
         for name, partitions in missing_readers(known).items()
     ]
 

@@ -195,14 +195,14 @@ def _examine(
     """Return the fault, the entries that can be read, and the highest known position and epoch."""
     reached = seen if seen is not None else Watermark(0, 0)
     if raw is None:
-        return Message(("it is gone",)), (), reached
+        return Message("it is gone"), (), reached
     try:
         manifest = Manifest.parse(raw)
         entries: Sequence[BatchDescriptor] = manifest.entries()
     except errors.CorruptManifest as error:
         entries = salvage_entries(raw)
         after = entries[-1].sequence + 1 if entries else 0
-        fault = Message(("it is damaged: ", *error.args))
+        fault = Message("it is damaged: ", *error.args)
         return fault, entries, reached.joined(Watermark(after, 0))
     if seen is None or Watermark.of(manifest).covers(seen):
         return None, entries, reached
@@ -210,7 +210,7 @@ def _examine(
         f"it went backwards: next sequence {seen.next_sequence} -> {manifest.next_sequence}, "
         f"epoch {seen.epoch} -> {manifest.epoch}"
     )
-    fault = Message((text,))
+    fault = Message(text)
     return fault, entries, reached.joined(Watermark.of(manifest))
 
 

@@ -23,9 +23,10 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import Queued
+from opendata_buffer.hints import Action, Hint, QueueName, Surface
 from opendata_buffer.quarantine import list_quarantine, quarantined_names
 from opendata_buffer.queue.consumer_note import ConsumerInfo, read_consumer_info
-from opendata_buffer.queue.hints import queue_hint, reset_command, topic_hint
+from opendata_buffer.queue.hints import queue_name, topic_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_parts import name_ms
 from opendata_buffer.queue.log_view import LogView
@@ -142,7 +143,7 @@ def read_claims(queue: Target) -> ClaimsStatus | None:
     Raises:
         CorruptData: The object cannot be read. The error contains the command that replaces it.
     """
-    kind = claims_kind(queue.hint)
+    kind = claims_kind(queue.name)
     key = claims_key(queue.prefix)
     try:
         claims = read_sidecar(queue.store, key, kind, lambda data: decode(data, kind))
@@ -292,9 +293,9 @@ def read_status(
 class _Notes(list[str]):
     """What an operator should know about a queue, apart from its numbers."""
 
-    def add(self, error: Exception) -> None:
-        """Note an error."""
-        self.append(str(error))
+    def add(self, error: errors.OpenDataBufferError) -> None:
+        """Note an error, in the words of a command line."""
+        self.append(error.text(Surface.SHELL))
 
     def result_of(self, read: Callable[[], T | None]) -> T | None:
         """Call a function. If it cannot read its object, note the error and return None.
@@ -331,7 +332,7 @@ def _read_log(
     readers = notes.result_of(lambda: readers_of(queue, view, unreadable=notes.add)) or []
     if sizes is not None:
         readers = [_with_bytes(reader, view, sizes) for reader in readers]
-    notes += [*_log_notes(view, readers), *_missing_positions(readers, queue.hint)]
+    notes += [*_log_notes(view, readers), *_missing_positions(readers, queue.name)]
     gone, stuck = _gone(view, readers, missing)
     damage = "" if gone else _first_damage(view, readers)
     notes += [note for note in (gone, damage) if note]
@@ -358,7 +359,7 @@ def _unaccounted(
     if log is not None and other is None:
         return None  # segments name the other batches
     held = hold_reason(queue.config, manifest, batches, other)
-    return held and f"the garbage collector deletes nothing: {held}"
+    return held and f"the garbage collector deletes nothing: {held.text(Surface.SHELL)}"
 
 
 def summarise(
@@ -488,7 +489,7 @@ def _see(
                 claim.check(manifest)
             manifest.check()
         except (errors.CorruptManifest, errors.QueueReset) as error:
-            refused = str(error)
+            refused = error.text(Surface.SHELL)
     manifest, view = manifest or Manifest.empty(), None
     if refused:
         refused = f"producers and consumers are refused: {refused}"
@@ -497,7 +498,7 @@ def _see(
         try:
             view = LogView.of(log, log.need(marked=True), manifest)
         except errors.CorruptData as fault:
-            refused = refused or f"readers are refused: {fault}"
+            refused = refused or f"readers are refused: {fault.text(Surface.SHELL)}"
     return manifest, view, refused, None if claim is None else claim.grace_ms
 
 
@@ -549,11 +550,11 @@ def _gone(
     if missing is None:
         return "", False
     stuck = [each for each in readers if each.next_sequence < missing.end]
-    url, config = view.log.store.url, view.log.config
-    commands = [reset_command(url, config, each.name, missing.end) for each in stuck[:SHOWN]]
-    go_on = "No reader needs them."
+    go_on: str | Hint = "No reader needs them."
     if stuck:
-        go_on = f"Restore the objects, or stop the readers and run {', '.join(commands)}."
+        readers_stuck = tuple(reader.name for reader in stuck[:SHOWN])
+        queue = queue_name(view.log.store.url, view.log.config)
+        go_on = Hint(Action.RESET_READERS_PAST, queue, missing.end, readers=readers_stuck)
     return (
         f"{missing}. The collector of a consumer that knows no log (v1) deletes what segments "
         f"name: stop it first. {go_on}"
@@ -576,7 +577,7 @@ def _first_damage(view: LogView, readers: Sequence[ReaderStatus]) -> str:
         try:
             view.entries(begin, 1)
         except errors.CorruptData as error:
-            return f"readers are refused at sequence {begin}: {error}"
+            return f"readers are refused at sequence {begin}: {error.text(Surface.SHELL)}"
     return ""
 
 
@@ -602,21 +603,21 @@ def _log_notes(view: LogView, readers: Sequence[ReaderStatus]) -> Iterator[str]:
         )
 
 
-def _missing_positions(readers: Sequence[ReaderStatus], words: str) -> Iterator[str]:
+def _missing_positions(readers: Sequence[ReaderStatus], queue: QueueName) -> Iterator[str]:
     """Yield a sentence for each reader whose position is gone.
 
     Args:
         readers: The readers.
-        words: The arguments by which commands name the queue.
+        queue: The name of the queue.
     """
     for reader in readers:
         if reader.position_missing:
+            hint = Hint(Action.KEEP_OR_DELETE_READER, queue, readers=(reader.name,))
             yield (
                 f"the position of reader {reader.name!r} is missing: it was deleted, or 'readers "
                 "delete' was interrupted. The reader keeps everything from sequence "
                 f"{reader.next_sequence} on, and expires in {reader.expires_seconds / 3600:,.1f} h "
-                "if a collector runs. Start the reader to keep it, or run 'opendata-buffer readers "
-                f"delete {words} {reader.name}'."
+                f"if a collector runs. {hint}"
             )
 
 
@@ -625,13 +626,16 @@ def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) 
     for each in undecided:
         age_s = each.age_seconds or 0.0
         if age_s >= STALE_AFTER_S:
-            hint = topic_hint(url, config)
+            hint = Hint(
+                Action.RESTART_OR_END_TRANSACTION,
+                topic_name(url, config),
+                producer=each.producer,
+            )
             writer = "a publisher without a name" if each.app is None else f"app {each.app!r}"
             return (
                 f"a transaction of {writer} (producer {each.producer}) is open for "
-                f"{age_s / 60:,.0f} min: nothing behind sequence {each.first_sequence} leaves the "
-                f"queue. Start its writer again, or end it with 'opendata-buffer abort {hint} "
-                f"{each.producer}'.",
+                f"{age_s / 60:,.0f} min: nothing past sequence {each.first_sequence} leaves the "
+                f"queue. {hint}",
             )
     return ()
 
@@ -689,7 +693,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
     transactions = open_among(target, manifests)
     undecided = Counter(each.partition for each in transactions)
     found = tuple(replace(each, undecided=undecided[each.name]) for each, _ in read_all)
-    notes += missing_notes(dict(sorted(known.items())), queue_hint(topic.url, target.config))
+    notes += missing_notes(dict(sorted(known.items())), queue_name(topic.url, target.config))
     ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
     return TopicStatus(
         store=topic.url,
@@ -730,7 +734,7 @@ def _read_partition(
         missing = _missing_of(log, consumer, manifest)
         log = _without(log, missing)
         readers = readers_of(queue, log, unreadable=notes.add)
-        notes += _missing_positions(readers, queue.hint)
+        notes += _missing_positions(readers, queue.name)
         if partition.state is State.ACTIVE:
             known[partition.name] = log.index.readers
         log_status = _log_status(log, readers, missing)

@@ -14,6 +14,7 @@ from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
 from opendata_buffer.queue.sidecar import read_sidecar
 from opendata_buffer.runtime import in_parallel
@@ -147,8 +148,8 @@ def abort(target: Target, producer: str, *, force: bool = False) -> list[OpenTra
     if not chosen:
         raise InvalidInput(
             f"no transaction of producer {producer!r} is undecided in {target.store.url}: it has "
-            "ended, or another one is meant. See 'opendata-buffer status "
-            f"{target.hint}'."
+            "ended, or another one is meant",
+            Hint(Action.LIST_TRANSACTIONS, target.name),
         )
     app = chosen[0].app
     if not force and not any(each.committed for each in chosen):
@@ -182,14 +183,16 @@ def _refuse_running(producer: str, app: str | None, chosen: list[OpenTransaction
     if youngest < STALE_AFTER_S:
         raise InvalidInput(
             f"the transaction of producer {producer!r} is {youngest:.0f} s old: its writer may be "
-            f"at work. Wait until it is {STALE_AFTER_S:.0f} s old, or pass force=True"
+            f"at work. Wait until it is {STALE_AFTER_S:.0f} s old",
+            Hint(Action.FORCE),
         )
     if app is None:
         raise InvalidInput(
             f"the transaction of producer {producer!r} has no name, so only its publisher has its "
             "intents: if they are applied after this, the transaction is delivered in some "
             "partitions and not in others. Apply them, or make sure that no process will (delete "
-            "them, end the publisher), then pass force=True"
+            "them, end the publisher)",
+            Hint(Action.FORCE),
         )
 
 

@@ -32,6 +32,7 @@ from opendata_buffer.formats.batch import (
 )
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.quarantine import (
     MAX_OBJECT_BYTES,
     QuarantineReport,
@@ -42,7 +43,7 @@ from opendata_buffer.quarantine import (
     write_report,
 )
 from opendata_buffer.queue.consumer_note import SKIP, TRIM, write_consumer_info
-from opendata_buffer.queue.hints import queue_hint, reset_command, topic_hint
+from opendata_buffer.queue.hints import queue_name, topic_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.reader_positions import read_positions
@@ -71,8 +72,7 @@ def skip_batch(
             ``force`` is off.
     """
     if queue.is_log():
-        why = "an entry of a log never changes. Stop each reader that fails, and have it continue"
-        _refuse_log(queue, f"{why} after the batch: {_passing_commands(queue, sequence)}")
+        _refuse_log(queue, "an entry of a log never changes.", _past(queue, sequence))
     store, config, runtime = queue.store, queue.config, queue.runtime
     manifest = queue.reader().manifest()
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
@@ -89,8 +89,8 @@ def skip_batch(
         fault = error.reason
     if fault is None and not force:
         raise InvalidInput(
-            f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
-            "it all the same, pass force=True"
+            f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it",
+            Hint(Action.FORCE),
         )
     opened = queue.open_for_repair()
     report = _copy(queue, entry, fault or "skipped on request although it can be read")
@@ -107,28 +107,27 @@ def skip_batch(
     return report, after.epoch
 
 
-def _refuse_log(queue: Target, why: str) -> None:
-    """Raise ``InvalidInput`` if the queue is a log. ``why`` also says how to continue."""
+def _refuse_log(queue: Target, why: str, hint: str | Hint) -> None:
+    """Raise ``InvalidInput`` if the queue is a log. The hint says how to continue."""
     if queue.is_log():
         raise InvalidInput(
             f"the queue with manifest {queue.config.manifest_path!r} is a log with named readers: "
-            f"{why}"
+            f"{why} ",
+            hint,
         )
 
 
-def _passing_commands(queue: Target, sequence: int) -> str:
-    """Return the commands, in quotes, that move each reader of a log past a sequence.
+def _past(queue: Target, sequence: int) -> str | Hint:
+    """Return the hint that moves each reader of a log past a sequence.
 
-    Readers that have already passed it get no command. If all have, return a sentence instead.
+    Readers that have already passed it are left out. If all have, return a sentence instead.
     """
     log = Log(queue.store, queue.config, queue.runtime)
     positions = read_positions(log, log.need(), unreadable=lambda _: None)
-    commands = [
-        reset_command(queue.store.url, queue.config, name, sequence + 1)
-        for name, position in positions.items()
-        if position.next <= sequence
-    ]
-    return ", ".join(commands) or "no reader of this log has it still to read"
+    readers = [name for name, position in positions.items() if position.next <= sequence]
+    if not readers:
+        return "No reader of this log has it still to read."
+    return Hint(Action.RESET_FAILING_READERS, queue.name, sequence + 1, readers=tuple(readers))
 
 
 def _view(queue: Target) -> Manifest | LogView:
@@ -176,8 +175,8 @@ def restore_batch(queue: Target, name: str) -> QuarantineReport:
         report = read_report(store, prefix, name)
     except ObjectNotFound:
         raise InvalidInput(
-            f"there is no batch {name!r} in the quarantine of {prefix!r}: see 'opendata-buffer "
-            f"status {queue.hint}'"
+            f"there is no batch {name!r} in the quarantine of {prefix!r}",
+            Hint(Action.LIST_QUARANTINE, queue.name),
         ) from None
     if report.restored_sequence is not None:
         return report
@@ -305,7 +304,7 @@ def _readable_copy(queue: Target, report: QuarantineReport) -> bytes:
         ) from None
     except CorruptBatch as error:
         raise InvalidInput(
-            f"the copy of batch {report.id!r} cannot be read: {error} Repair the object "
+            f"the copy of batch {report.id!r} cannot be read: {error.problem}. Repair the object "
             f"'{queue.prefix}/_quarantine/{report.id}.object' first"
         ) from error
     return data
@@ -385,9 +384,8 @@ class Start:
         where = f"the queue with manifest {config.manifest_path!r}: {_range_of(manifest)}"
         if self.sequence < first:
             raise InvalidInput(
-                f"sequence {self.sequence} has left {where}. Begin at {EARLIEST}; batches that "
-                "were skipped or trimmed are in 'opendata-buffer status "
-                f"{queue_hint(url, config)}'"
+                f"sequence {self.sequence} has left {where}. Begin at {EARLIEST}",
+                Hint(Action.LIST_SKIPPED, queue_name(url, config)),
             )
         raise InvalidInput(
             f"sequence {self.sequence} is beyond the end of {where}, and the next batch gets "
@@ -422,12 +420,10 @@ def plan_trim(queue: Target, start: Start) -> TrimPlan:
         InvalidInput: The queue does not exist, is a log, or does not have that sequence; or an
             undecided transaction begins before it.
     """
-    hint = queue.hint
     _refuse_log(
         queue,
-        "what its readers have acknowledged is deleted when the retention is over. To keep less, "
-        f"give another one, such as 'opendata-buffer readers enable {hint} --retention 1d'. To "
-        f"move a reader on, use 'readers reset'; 'opendata-buffer readers list {hint}' shows them",
+        "what its readers have acknowledged is deleted when the retention is over.",
+        Hint(Action.KEEP_LESS, queue.name),
     )
     manifest = queue.reader().manifest()
     target = start.sequence_in(manifest, queue.config, queue.store.url)
@@ -436,9 +432,13 @@ def plan_trim(queue: Target, start: Start) -> TrimPlan:
         if each.first_sequence < target:
             raise InvalidInput(
                 f"the transaction of producer {each.producer} begins at sequence "
-                f"{each.first_sequence} and is open: a trim behind that would delete a part of it. "
-                f"End it with 'opendata-buffer abort {topic_hint(queue.store.url, queue.config)} "
-                f"{each.producer}', or trim up to {each.first_sequence} at the most"
+                f"{each.first_sequence} and is open: a trim past that would delete a part of it. "
+                f"Trim up to {each.first_sequence} at the most, or end the transaction",
+                Hint(
+                    Action.END_TRANSACTION,
+                    topic_name(queue.store.url, queue.config),
+                    producer=each.producer,
+                ),
             )
     return TrimPlan(target, dropped)
 

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from opendata_buffer.hints import Action, Hint, QueueName
 from opendata_buffer.queue.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Condition, locked
 
@@ -56,24 +57,23 @@ MOST_TOKENS = 100_000
 """Most tokens of one heartbeat that are noted."""
 
 
-def claims_kind(queue: str) -> Sidecar:
+def claims_kind(queue: QueueName | None = None) -> Sidecar:
     """Describe the claims object, with hints that name the queue.
 
     Args:
-        queue: The queue as commands take it, such as its URL.
+        queue: The name of the queue.
 
     Returns:
         The kind of the object, to read it with.
     """
     return Sidecar(
         "the record of workers' claims",
-        f"'opendata-buffer fsck {queue} --repair' saves its bytes beside it and removes it: then "
-        "every batch in the queue is handed out again.",
+        Hint(Action.REPLACE_CLAIMS, queue),
         max_bytes=16 * 1024 * 1024,
     )
 
 
-CLAIMS = claims_kind("STORE")
+CLAIMS = claims_kind()
 
 
 def claims_key(data_path_prefix: str, reader: str = "") -> str:

@@ -65,9 +65,10 @@ from opendata_buffer.broker.protocol import (
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.hints import queue_hint, reset_command
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
@@ -331,18 +332,16 @@ class DispatcherTerm:
             )
         except errors.InvalidInput as error:
             self._stuck.add(sequence)
-            words = queue_hint(self._store.url, self._config)
-            command = f"'opendata-buffer skip {words} {sequence}'"
-            if self._config.reader:
-                url, reader = self._store.url, self._config.reader
-                command = reset_command(url, self._config, reader, sequence + 1)
+            queue, reader = queue_name(self._store.url, self._config), self._config.reader
+            hint = Hint(Action.SKIP_FOR_WORKERS, queue, sequence)
+            if reader:
+                hint = Hint(Action.RESET_FOR_WORKERS, queue, sequence + 1, readers=(reader,))
             log.error(
-                "batch %d (%s) stays in the queue and is not handed out: %s. To continue after it, "
-                "stop the workers and run %s",
+                "batch %d (%s) stays in the queue and is not handed out: %s. %s",
                 sequence,
                 reason,
                 error,
-                command,
+                hint,
             )
             return False
         log.warning("batch %d goes to the quarantine: %s", sequence, reason)
@@ -375,7 +374,7 @@ class DispatcherTerm:
 
         found = self._object.change(decide)
         if found.epoch != epoch:
-            raise errors.Fenced(self._config.manifest_path, epoch, found.epoch)
+            raise self._fenced(epoch, found.epoch)
         return found
 
     def write(self, after: Claims) -> None:
@@ -398,12 +397,16 @@ class DispatcherTerm:
         if after != before:
             found = self._object.change(decide, from_memory=True)
             if found != after:
-                raise errors.Fenced(self._config.manifest_path, after.epoch, found.epoch)
+                raise self._fenced(after.epoch, found.epoch)
         self.claims = after
+
+    def _fenced(self, epoch: int, current_epoch: int) -> errors.Fenced:
+        error = errors.Fenced(self._config.manifest_path, epoch, current_epoch)
+        return error.at(queue_name(self._store.url, self._config))
 
 
 def _claims_object(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
-    kind = claims_kind(queue_hint(store.url, config))
+    kind = claims_kind(queue_name(store.url, config))
     return CasObject(
         store,
         claims_key(config.data_path_prefix, config.reader),

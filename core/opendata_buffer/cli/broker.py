@@ -19,7 +19,7 @@ from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.cli import options
-from opendata_buffer.cli.errors import Failure, one_line, print_summary
+from opendata_buffer.cli.errors import Failure, one_line, print_summary, shown
 from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.cli.text import plural
@@ -312,7 +312,7 @@ class CommandPool:
             with self._lock:
                 self.done += 1
         except ClaimLost as error:
-            self.report(f"batch {batch.sequence} was processed, and comes again: {error}")
+            self.report(f"batch {batch.sequence} was processed, and comes again: {shown(error)}")
 
     def _fail(self, batch: ClaimedBatch, how: str) -> None:
         count = batch.delivery_count

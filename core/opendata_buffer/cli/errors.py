@@ -24,6 +24,8 @@ from typing import IO, Any, NoReturn
 import click
 
 from opendata_buffer.config import redacted
+from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.hints import Hint, Message, Surface
 from opendata_buffer.runtime import Runtime, SystemRuntime
 
 READER_GONE = 141
@@ -36,6 +38,13 @@ log = logging.getLogger("opendata_buffer.cli")
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 _summaries: list[Callable[[], str]] = []
 _received: list[int] = []  # Exit codes of the signals so far.
+
+
+def shown(value: object) -> object:
+    """Return a value as a command shows it: errors and hints in the words of the command line."""
+    if isinstance(value, OpenDataBufferError | Hint | Message):
+        return value.text(Surface.SHELL)
+    return value
 
 
 def one_line(text: object) -> str:
@@ -162,9 +171,14 @@ class _OneLine(logging.Formatter):
     """Formats ``warning: message``; adds a traceback only if everything is logged (-vv)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{record.levelname.lower()}: {one_line(record.getMessage())}"
+        message = str(record.msg)
+        if isinstance(record.args, tuple):
+            message = message % tuple(map(shown, record.args)) if record.args else message
+        else:
+            message = record.getMessage()
+        text = f"{record.levelname.lower()}: {one_line(message)}"
         if record.exc_info and record.exc_info[1] is not None:
-            text += f": {one_line(record.exc_info[1])}"
+            text += f": {one_line(shown(record.exc_info[1]))}"
             if log.isEnabledFor(logging.DEBUG):
                 text += f"\n{redacted(self.formatException(record.exc_info))}"
         return text

@@ -199,7 +199,7 @@ class Command(Exampled):
             return super().invoke(ctx)
         except OpenDataBufferError as error:
             log.debug("failed", exc_info=True)
-            raise Failure(with_flags(error.text(Surface.SHELL))) from error
+            raise Failure(error.text(Surface.SHELL)) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, with one line for those of the store."""
@@ -239,46 +239,6 @@ def queue_words() -> str:
     queue = click.get_current_context().meta[_QUEUE]
     assert isinstance(queue, QueueName)
     return queue.words()
-
-
-def with_flags(message: str) -> str:
-    """Translate a text of the library into terms of the running command.
-
-    The library's texts name settings and calls. ``timeout_ms`` becomes ``--timeout-ms`` if the
-    command has that option, and ``skip(3)`` becomes the command ``opendata-buffer skip``.
-    """
-    context = click.get_current_context()
-    flags = {"delivery_timeout_ms": "--timeout-ms"}
-    for each in context.command.params:
-        if isinstance(each, click.Option) and each.name:
-            flags[each.name] = each.opts[0]
-    if (found := context.meta.get(_QUEUE)) is not None:
-        queue = found.words()
-        message = re.sub(
-            r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
-            lambda found: (
-                f"'opendata-buffer skip {queue} {found[2]}"
-                f"{'' if found[1] is None else f' --partition {found[1]}'}', which copies it to "
-                "the quarantine first"
-            ),
-            message,
-        )
-    if "partition" in flags:
-        message = re.sub(
-            "use TopicConsumer, or name a partition by data_path_prefix",
-            "name a partition with --partition",
-            message,
-        )
-    message = re.sub(
-        r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
-    )
-    message = re.sub(
-        r"\b(\w+)=NAME\b",
-        lambda name: f"{flags[name[1]]} NAME" if name[1] in flags else name[0],
-        message,
-    )
-    # A setting with one word may also be an ordinary word of the message.
-    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)
 
 
 # ---- Options of several commands

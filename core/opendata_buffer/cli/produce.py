@@ -28,6 +28,7 @@ from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.framing import FRAMINGS, Splitter
+from opendata_buffer.hints import Surface
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.partitioner import Partitioner
@@ -143,7 +144,7 @@ def produce(
     except OpenDataBufferError as error:
         with suppress(OpenDataBufferError):
             records.count_durable()
-        reason = str(error).removesuffix(".")
+        reason = error.text(Surface.SHELL).removesuffix(".")
         raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
     click.echo(json.dumps(records.durable))
 

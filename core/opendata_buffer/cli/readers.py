@@ -32,7 +32,7 @@ from opendata_buffer.cli.terminal import open_console, reader_table, readers_tab
 from opendata_buffer.cli.text import confirm, format_retention, format_span, plural
 from opendata_buffer.config import check_reader_name
 from opendata_buffer.errors import CorruptData, Drained, InvalidInput
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.reader_admin import unknown_reader
 from opendata_buffer.runtime import Runtime
@@ -120,13 +120,14 @@ def enable(
         for name, (index, _, registered) in enabled.items()
         if name in target.topic.description.active
     }
-    words = queue_hint(target.store.url, target.config)
     for name, partitions in missing_readers(known).items():
         for lacking in partitions:
+            hint = Hint(
+                Action.RESET_READER_TO_OLDEST, target.name, partition=lacking, readers=(name,)
+            )
             click.echo(
                 f"warning: reader {name!r} has expired in {lacking}, and batches that it had not "
-                f"read were deleted. 'opendata-buffer readers reset {words} {name} --to-earliest "
-                f"--partition {lacking}' lets it go on with the oldest batch that is kept.",
+                f"read were deleted. {hint}",
                 err=True,
             )
 
@@ -353,6 +354,6 @@ def _readers_in(
         raise unknown_reader(name, view.index)
     if not (found or faults):
         click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
-    for note in missing_notes(known, queue_hint(target.store.url, target.config)):
+    for note in missing_notes(known, target.name):
         click.echo(f"warning: {note}", err=True)
     return found, faults

@@ -36,7 +36,7 @@ from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.target import check_start, one_queue, target_of
 from opendata_buffer.cli.text import confirm, plural
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
-from opendata_buffer.queue.hints import reset_command
+from opendata_buffer.hints import Action, Hint, Surface
 from opendata_buffer.queue.ownership import change_grace_period
 
 KEPT = "copied to the quarantine first"
@@ -95,7 +95,7 @@ def fsck(
             if repaired or not tries:
                 _print_report(report, where)
         if not report.ok:
-            plan, left = plan_repair(report, each.hint)
+            plan, left = plan_repair(report, each.name)
             problems[each.config.manifest_path] = len(left) if dry_run else len(report.problems)
             repairable += len(plan)
             reasons += [reason for _, reason in left]
@@ -121,7 +121,7 @@ def _repair(
     Returns:
         The repaired problems, each with the key of the copy.
     """
-    plan, left = plan_repair(report, queue.hint)
+    plan, left = plan_repair(report, queue.name)
     for finding in plan:
         click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
     for finding, reason in left:
@@ -168,14 +168,13 @@ def _after_rebuild(queue: Target) -> str:
     view = view_of(queue)
     (_, last), first = view.gaps[-1], view.manifest.first_sequence
     begin = view.gaps[-1][0] if last == first else first
-    url, config = queue.store.url, queue.config
     lines = []
     for reader in readers_of(queue, view):
-        command = reset_command(url, config, reader.name, first)
-        when = "continues after"
+        hint = Hint(Action.RESET_TO_CONTINUE, queue.name, first, readers=(reader.name,))
+        before = ""
         if reader.next_sequence < begin:
-            when = f"reads up to sequence {begin - 1} first, and then continues after"
-        lines.append(f"reader {reader.name!r} {when} {command}")
+            before = f" reads up to sequence {begin - 1} first, and then"
+        lines.append(f"reader {reader.name!r}{before} {hint}")
     return "\n".join(lines) or f"a new reader has to begin at sequence {first} or later"
 
 
@@ -190,7 +189,7 @@ def _print_report(report: Report, where: str, *, every: bool = False) -> None:
         if every or finding.kind is not Kind.UNREAD:
             click.echo(f"{where}note: {finding}")
     for finding in report.problems:
-        click.echo(f"{where}problem: {options.with_flags(str(finding))}")
+        click.echo(f"{where}problem: {finding}")
     click.echo(
         f"{where}{plural(report.batches, 'batch')}, {plural(report.records, 'record')} checked, "
         f"{format_bytes(report.bytes)} of records in {format_bytes(report.stored_bytes)} of objects"
@@ -384,7 +383,7 @@ def gc(
             "referenced": plan.referenced,
             "waiting": plan.waiting,
             "ignored": plan.ignored,
-            "held": plan.held,
+            "held": plan.held and str(plan.held),
         }
         click.echo(json.dumps(found))
     else:
@@ -394,7 +393,7 @@ def gc(
         done = f"would delete {total}" if dry_run else f"deleted {report.deleted:,} of {total}"
         click.echo(f"{done}; queued: {plan.referenced:,}, too young: {plan.waiting:,}")
         if plan.held:
-            click.echo(f"nothing was deleted: {options.with_flags(plan.held)}")
+            click.echo(f"nothing was deleted: {plan.held.text(Surface.SHELL)}")
     if report.failed:
         first = report.failed[0]
         raise Failure(

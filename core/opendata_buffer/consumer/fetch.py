@@ -31,7 +31,8 @@ from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, is_confined, key_fault, largest_object
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
-from opendata_buffer.queue.hints import reset_command
+from opendata_buffer.hints import Action, Hint, QueueName
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.missing import Missing, look_for_missing
 from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Get, ZeroCopy, read_bytes
@@ -225,8 +226,10 @@ class FetchHandle:
         self._partition = ""
         self._max_batch_bytes = max_batch_bytes
         self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._queue: QueueName | None = None
+        """The queue, for the hints of errors; None if it is not known."""
         self._reads_as: ConsumerConfig | None = None
-        """The configuration of the named reader of a log, for the advice in errors; None for
+        """The configuration of the named reader of a log, for the hints of errors; None for
         others."""
         self._resettable = True
         self._missing: Missing | None = None
@@ -259,6 +262,7 @@ class FetchHandle:
             max_batch_bytes=config.max_batch_bytes,
             runtime=runtime,
         )
+        made._queue = queue_name(str(getattr(made._store, "url", config.store)), config)
         made._reads_as = config if config.reader else None
         made._resettable = resettable
         return made
@@ -294,6 +298,8 @@ class FetchHandle:
         """
         other = self.clone()
         other._prefix = other._partition = partition
+        if self._queue is not None:
+            other._queue = self._queue.within(partition)
         if self._reads_as is not None:
             other._reads_as = replace(self._reads_as, data_path_prefix=partition, manifest_path="")
         return other
@@ -450,7 +456,7 @@ class FetchHandle:
     ) -> errors.PoisonBatch:
         """Return the error about a batch that cannot be delivered.
 
-        For a named reader the error contains the command that continues at ``after``.
+        For a named reader, its hint is the command that continues at ``after``.
 
         Args:
             kind: The class of the error.
@@ -458,12 +464,15 @@ class FetchHandle:
             why: The reason.
             after: The sequence to continue at. Default: the one after the batch.
         """
-        command, config = "", self._reads_as
-        if config is not None and self._resettable:
-            url = str(getattr(self._store, "url", config.store))
-            after = batch.sequence + 1 if after is None else after
-            command = reset_command(url, config, config.reader, after)
-        return kind(batch.sequence, batch.location, why, self._partition, command)
+        hint = None
+        if self._reads_as is not None:
+            hint = Hint(Action.SKIP_BATCH_OF_LOG, sequence=batch.sequence)
+            if self._resettable:
+                after = batch.sequence + 1 if after is None else after
+                readers = (self._reads_as.reader,)
+                hint = Hint(Action.RESET_PAST_BATCH, sequence=after, readers=readers)
+        error = kind(batch.sequence, batch.location, why, self._partition, hint)
+        return error if self._queue is None else error.at(self._queue)
 
     def _find_missing(self, sequence: int) -> Missing | None:
         """Return which batches of a log are gone from this one on; None if that is not known.
@@ -485,8 +494,8 @@ class FetchHandle:
         return self._missing
 
 
-def _plain(error: Exception) -> str:
-    return str(error).rstrip(".")
+def _plain(error: errors.OpenDataBufferError) -> str:
+    return error.problem.rstrip(".")
 
 
 def _count(records: int) -> None:

@@ -23,9 +23,10 @@ from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.consumer.position import Cursors, Position, QueueProgress
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.cas import LAST_READ_S
 from opendata_buffer.queue.consumer_note import amend_consumer_info, write_consumer_info
-from opendata_buffer.queue.hints import queue_hint, reset_command
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import owner_key
@@ -184,8 +185,8 @@ def needs_reader(store: Store, config: QueueConfig) -> InvalidInput:
     """Return the error for a program that would take batches away from all readers of a log."""
     return InvalidInput(
         f"the queue with manifest {config.manifest_path!r} in {store.url} is a log with named "
-        "readers: add reader=NAME, for example with the name of this program. 'opendata-buffer "
-        f"readers list {queue_hint(store.url, config)}' shows the readers that it has."
+        "readers",
+        Hint(Action.NAME_READER, queue_name(store.url, config)),
     )
 
 
@@ -237,11 +238,12 @@ def check_data_loss(
     if oldest <= needed:
         return cursors
     if not allowed:
+        hints = []
         if isinstance(manifest, LogView) and manifest.log.reader:
-            log_, name = manifest.log, manifest.log.reader
-            command = reset_command(log_.store.url, log_.config, name, oldest)
-            cause = f"{cause} Stop this reader and accept the loss with {command}."
-        raise DataLoss(key, needed, oldest, cause, open_from)
+            log_ = manifest.log
+            queue = queue_name(log_.store.url, log_.config)
+            hints.append(Hint(Action.RESET_READER, queue, oldest, readers=(log_.reader,)))
+        raise DataLoss(key, needed, oldest, cause, *hints, open_from=open_from)
     warn_data_loss(key, needed, oldest)
     return cursors.jump(oldest)
 
@@ -288,8 +290,8 @@ def _claim_position(
 def _report_loss_of_first(config: ConsumerConfig, first: int, *, allowed: bool) -> None:
     """Report that a position needs sequence 0, which is gone and which the claim did not check."""
     if not allowed:
-        hint = "Another consumer read this queue. Accept the loss explicitly."
-        raise DataLoss(config.manifest_path, 0, first, hint)
+        cause = "Another consumer read this queue."
+        raise DataLoss(config.manifest_path, 0, first, cause, Hint(Action.ACCEPT_LOSS))
     warn_data_loss(config.manifest_path, 0, first)
 
 

@@ -24,6 +24,7 @@ from enum import IntEnum
 from opendata_buffer.arguments import check_fields, how_to_get_bytes, wrong_type
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats import BytesLike, zstd
+from opendata_buffer.hints import Setting
 
 MAX_KEY_BYTES = 1024
 """Longest object key in UTF-8 bytes: the limit of S3."""
@@ -119,7 +120,7 @@ def key_fault(key: str, max_bytes: int = MAX_LOCATION_BYTES) -> str | None:
     return None
 
 
-def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
+def check_key(name: str | Setting, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
     """Refuse a key that some store cannot hold under exactly this name; see :func:`key_fault`.
 
     Args:
@@ -135,7 +136,7 @@ def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
     if fault := key_fault(key, max_bytes):
         shown = key if len(key) <= 80 else key[:80] + "…"
         raise InvalidInput(
-            f"{name} is {shown!r}: {fault}. Use a relative name such as 'ingest/events'"
+            name, f" is {shown!r}: {fault}. Use a relative name such as 'ingest/events'"
         )
 
 

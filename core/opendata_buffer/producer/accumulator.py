@@ -248,7 +248,7 @@ class Accumulator:
         """
         failure = self._ordered.first_failure
         if failure is not None:
-            raise self._ordered.flush_failed(str(failure)) from failure
+            raise self._ordered.flush_failed() from failure
 
     @locked
     def held_bytes(self) -> int:

@@ -41,6 +41,7 @@ from collections.abc import Sequence
 
 from opendata_buffer import errors
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.hints import Action, Hint, Setting
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.handles import Durable
 from opendata_buffer.runtime import Moment
@@ -231,12 +232,23 @@ class OrderedUploads:
             FlushFailed: With the number of calls that failed, and the first cause.
         """
         if self._ordered_failure is not None:
-            reason = f"an earlier batch failed: {self.first_failure}"
-            raise self.flush_failed(reason)
+            raise self.flush_failed("an earlier batch failed: ")
 
-    def flush_failed(self, reason: str) -> errors.FlushFailed:
-        """Return the error that reports all batches that failed so far."""
-        return errors.FlushFailed(self.failed_calls, reason, self.unknown_calls)
+    def flush_failed(self, before: str = "") -> errors.FlushFailed:
+        """Return the error that reports all batches that failed so far.
+
+        Args:
+            before: Words before the first cause.
+
+        Returns:
+            The error, with the hints of the first cause.
+        """
+        failure = self.first_failure
+        if isinstance(failure, errors.OpenDataBufferError):
+            cause, hints = failure.problem, failure.hints
+        else:
+            cause, hints = str(failure), ()
+        return errors.FlushFailed(self.failed_calls, before + cause, self.unknown_calls, hints)
 
     def take_completed(self) -> list[Batch]:
         """Return the batches that were completed since the last call."""
@@ -275,6 +287,8 @@ def _not_in_time(batch: Batch) -> errors.TransientStorageError:
     uploading = batch.stage is Stage.UPLOADING
     reason = "its upload did not end" if uploading else "a batch before it did not get in"
     return errors.TransientStorageError(
-        f"a batch of {batch.calls} produce() calls was not durable within delivery_timeout_ms: "
-        f"{reason}. Nothing of it is queued. Look at the store, or raise delivery_timeout_ms."
+        f"a batch of {batch.calls} produce() calls was not durable within ",
+        Setting("delivery_timeout_ms"),
+        f": {reason}. Nothing of it is queued",
+        Hint(Action.WAIT_LONGER_FOR_DELIVERY),
     )

@@ -42,6 +42,7 @@ from collections.abc import Callable, Sequence
 from opendata_buffer import errors, metrics
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.hints import Setting
 from opendata_buffer.producer.accumulator import Accumulator
 from opendata_buffer.producer.batching import Batch
 from opendata_buffer.producer.committer import Committer, OpenCommitter
@@ -229,8 +230,9 @@ class Sender:
         limit = self._config.timeout_ms / 1000
         if not wait_for(self._runtime, self._condition, lambda: self._opened, limit):
             raise errors.TransientStorageError(
-                f"store {self._store.url} did not answer within {limit:g} s (timeout_ms):"
-                " check its address and the network. Nothing was produced."
+                f"store {self._store.url} did not answer within {limit:g} s (",
+                Setting("timeout_ms"),
+                "): check its address and the network. Nothing was produced.",
             )
         if isinstance(self._opened, BaseException):
             raise self._opened

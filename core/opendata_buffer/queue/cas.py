@@ -401,7 +401,7 @@ class CasObject(Generic[T]):
         except errors.CorruptData as error:
             if self._sidecar is None:
                 raise
-            fault = self._sidecar.unreadable(str(error).rstrip("."))
+            fault = self._sidecar.unreadable(error.problem.rstrip("."))
             got = self._store.get(self.key, byte_range=(0, 1))  # for its version
         if isinstance(got, Blob):
             value, version = self._decoded(got) if fault is None else self._without(fault, got)

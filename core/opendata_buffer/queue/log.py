@@ -52,8 +52,9 @@ from collections.abc import Callable
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.cas import CasStore, sidecar_object
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log_index import INDEX, LogIndex, index_key
 from opendata_buffer.queue.log_parts import parts_folder
 from opendata_buffer.queue.log_segments import Segments
@@ -232,18 +233,15 @@ class Log:
         if found is None:
             raise errors.InvalidInput(
                 f"the queue with manifest {self.config.manifest_path!r} in {self.store.url} is "
-                "not a log, and has no named readers. 'opendata-buffer readers enable "
-                f"{queue_hint(self.store.url, self.config)}' makes it one, and says what "
-                "changes."
+                "not a log, and has no named readers",
+                Hint(Action.ENABLE_READERS, queue_name(self.store.url, self.config)),
             )
         return found
 
     def _gone(self) -> errors.CorruptData:
-        words = queue_hint(self.store.url, self.config)
         return errors.CorruptData(
-            f"{self._object.key!r} in {self.store.url} is gone. {INDEX.remedy} 'opendata-buffer "
-            f"fsck {words} --repair' builds a new one. If 'opendata-buffer readers enable "
-            f"{words}' was interrupted, run it again."
+            f"{self._object.key!r} in {self.store.url} is gone",
+            Hint(Action.REBUILD_INDEX, queue_name(self.store.url, self.config)),
         )
 
     def change(self, decide: Callable[[LogIndex | None], LogIndex | None]) -> LogIndex:
@@ -310,7 +308,6 @@ def _old_index(store: CasStore, config: QueueConfig, what: str) -> OldIndex:
     """Return the error about an index that is an old copy."""
     return OldIndex(
         f"{index_key(config)!r} in {store.url} went backwards: it {what}. It was restored from an "
-        "old copy, and hides newer segments and readers. Stop producers, consumers and "
-        "collectors, and run 'opendata-buffer fsck "
-        f"{queue_hint(store.url, config)} --repair', which finds them again."
+        "old copy, and hides newer segments and readers",
+        Hint(Action.REPAIR_OLD_INDEX, queue_name(store.url, config)),
     )

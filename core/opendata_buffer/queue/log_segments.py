@@ -24,8 +24,9 @@ from typing import TypeVar
 from opendata_buffer import errors
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.cas import CasStore
-from opendata_buffer.queue.hints import queue_hint, reset_command
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_parts import (
     MAX_SEGMENT_BYTES,
@@ -247,18 +248,14 @@ def _read_part(
         return found
     except (errors.ObjectNotFound, errors.CorruptData) as error:
         gone = isinstance(error, errors.ObjectNotFound)
-        what = "is gone" if gone else "cannot be read: " + str(error).split(". ")[0]
-        if reader:
-            command = reset_command(store.url, config, reader, part.end)
-            go_on = f"continue after them with {command}"
-        else:
-            words = queue_hint(store.url, config)
-            go_on = (
-                f"set each reader that stops there to sequence {part.end} with 'readers reset'. "
-                f"'opendata-buffer readers list {words}' shows where they are"
-            )
+        what = "is gone" if gone else f"cannot be read: {error.problem}"
         raise (SegmentGone if gone else errors.CorruptData)(
             f"{key!r} in {store.url} {what}. It names sequences {part.first} to {part.end - 1} of "
-            "the log: readers that are before or past them continue. Restore the object (bucket "
-            f"versioning), or {go_on}."
+            "the log: readers that are before or past them continue",
+            Hint(
+                Action.RESET_PAST_SEGMENT if reader else Action.RESET_READERS_PAST_SEGMENT,
+                queue_name(store.url, config),
+                sequence=part.end,
+                readers=(reader,) if reader else (),
+            ),
         ) from error

@@ -33,7 +33,8 @@ from opendata_buffer.config import (
     PARTITION_NAME,
     QueueConfig,
 )
-from opendata_buffer.queue.hints import wrong_marker_hint
+from opendata_buffer.hints import Action, Hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.marker import OWNER_NAME, owner_key
 from opendata_buffer.stores.base import Get, Store, exists, read_bytes
 
@@ -67,8 +68,8 @@ def check_manifest_path(store: Store, config: QueueConfig) -> None:
     if is_topic:
         raise errors.InvalidInput(
             f"there is a topic at {store.url}, and each of its partitions has its manifest at "
-            f"'<partition>/manifest'. Leave out manifest_path={config.manifest_path!r}. To use one "
-            "partition alone, name it with data_path_prefix."
+            "'<partition>/manifest'",
+            Hint(Action.USE_DEFAULT_MANIFEST, path=config.manifest_path),
         )
 
 
@@ -92,9 +93,8 @@ def check_prefix_is_free(store: Store, config: QueueConfig) -> None:
         if _is_beside_partitions(store, root, inner):
             raise errors.InvalidInput(
                 f"there is a topic at {_root_text(root)}, and {data_path_prefix!r} is not one of "
-                "its partitions: readers of the topic would not see this queue. Use a "
-                "TopicProducer or TopicConsumer, one partition (--partition 0, in Python "
-                "Topic.config_of), or another store for a queue."
+                "its partitions: readers of the topic would not see this queue",
+                Hint(Action.USE_TOPIC),
             )
     if PARTITION_NAME.fullmatch(parts[-1]) is None:
         for root in outer:
@@ -103,7 +103,7 @@ def check_prefix_is_free(store: Store, config: QueueConfig) -> None:
     for root in outer[1:]:
         if exists(store, owner_key(root)):
             other = _nested(data_path_prefix, root, f"inside the data prefix {root!r} of another")
-            raise errors.InvalidInput(f"{other}{wrong_marker_hint(store.url, config)}")
+            raise other.add(Hint(Action.CORRECT_OWNER, queue_name(store.url, config)))
     below = store.list(f"{data_path_prefix}/", limit=LISTED_BELOW)
     for found in below.objects:
         folder, _, name = found.key.rpartition("/")

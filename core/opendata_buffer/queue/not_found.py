@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from opendata_buffer import errors
 from opendata_buffer.config import PARTITION_NAME, QueueConfig
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue import unaccounted
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.neighbours import TOPIC_KEY, missing_topic_hint
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.queue.stored_manifest import read_manifest
@@ -53,22 +54,21 @@ def no_such_queue(
     prefix = config.data_path_prefix
     if exists(store, TOPIC_KEY):
         root = QueueConfig(store=store.url, store_options=config.store_options)
-        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
+        lists = Hint(Action.LIST_PARTITIONS, queue_name(store.url, root))
         if PARTITION_NAME.fullmatch(prefix) is None:
             return errors.InvalidInput(
-                f"there is a topic at {store.url}, and one queue is needed: use TopicConsumer, "
-                f"or name a partition by data_path_prefix; {lists}"
+                f"there is a topic at {store.url}, and one queue is needed",
+                Hint(Action.NAME_PARTITION),
+                lists,
             )
         return errors.InvalidInput(
-            f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
+            f"partition {prefix!r} of the topic at {store.url} was never written", lists
         )
     if lost := missing_topic_hint(store):
         return errors.InvalidInput(lost)
-    hint = queue_hint(store.url, config)
-    if error := unaccounted.refusal(store, config, None, hint):
+    if error := unaccounted.refusal(store, config, None):
         return error
-    create = ", or create it with create_if_missing=True" if creates else ""
     return errors.InvalidInput(
-        f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "
-        f"first{create}, or name the right queue with data_path_prefix or manifest_path."
+        f"there is no queue: no manifest {config.manifest_path!r} in {store.url}",
+        Hint(Action.CREATE_QUEUE if creates else Action.FIND_QUEUE),
     )

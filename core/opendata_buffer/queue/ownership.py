@@ -40,9 +40,10 @@ from opendata_buffer.config import (
 )
 from opendata_buffer.formats.batch import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.hints import Action, Hint, Message, QueueName
 from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.cas import CasStore
-from opendata_buffer.queue.hints import queue_hint, wrong_marker_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.marker import (
     IS_LOG,
     PrefixOwner,
@@ -227,9 +228,8 @@ def claim_for_writing(
             check_manifest_path(store, config)
             check_prefix_is_free(store, config)
             if fault := misplaced(found, config, store.url):
-                raise errors.InvalidInput(fault)
-            hint = queue_hint(store.url, config)
-            error = unaccounted.refusal(store, config, found, hint, uploaded)
+                raise errors.InvalidInput(*fault.parts)
+            error = unaccounted.refusal(store, config, found, uploaded)
             # Read again: a process may have claimed the prefix, or written its first manifest,
             # and uploaded the batches between the first read and the listing.
             if error and not _is_claimed_by_now(store, config, found, runtime):
@@ -237,7 +237,7 @@ def claim_for_writing(
         if claim is None or claim.grace_ms == grace_ms:  # perhaps not written yet
             claim = claim_queue(store, config, runtime=runtime, grace_ms=grace_ms)
         if grace_ms not in (None, claim.grace_ms):
-            _warn_of_grace(queue_hint(store.url, config), grace_ms, claim.grace_ms)
+            _warn_of_grace(queue_name(store.url, config), grace_ms, claim.grace_ms)
         if claim.watermark is None:
             return claim
         manifest = read_manifest(store, config, runtime)
@@ -327,11 +327,14 @@ def change_grace_period(
 
 
 @lru_cache(maxsize=10_000)  # Warn once for each queue, however often this process opens it.
-def _warn_of_grace(queue: str, own_ms: int, grace_ms: int) -> None:
+def _warn_of_grace(queue: QueueName, own_ms: int, grace_ms: int) -> None:
     log.warning(
         "the queue %s has a grace period of %d ms, and this program was given %d ms: it uses the "
-        "queue's. 'opendata-buffer gc %s --grace-period-ms %d' changes that for all programs",
-        *(queue, grace_ms, own_ms, queue, own_ms),
+        "queue's. %s",
+        queue.words(),
+        grace_ms,
+        own_ms,
+        Hint(Action.CHANGE_GRACE_PERIOD, queue, count=own_ms),
     )
 
 
@@ -367,14 +370,16 @@ def check_owner(
 
 def _check_manifest_path(owner: PrefixOwner, config: QueueConfig, url: str) -> None:
     if owner.manifest_path != config.manifest_path:
-        prefix, fix = config.data_path_prefix, wrong_marker_hint(url, config)
-        raise errors.PrefixConflict(prefix, config.manifest_path, owner.manifest_path, fix)
+        hint = Hint(Action.CORRECT_OWNER, queue_name(url, config))
+        raise errors.PrefixConflict(
+            config.data_path_prefix, config.manifest_path, owner.manifest_path, hint
+        )
 
 
 def misplaced(
     manifest: Manifest | None, config: QueueConfig, url: str, acked_location: str = ""
-) -> str | None:
-    """Return an error text if all batches of a queue are in a data prefix inside this one.
+) -> Message | None:
+    """Return an error message if all batches of a queue are in a data prefix inside this one.
 
     Args:
         manifest: The manifest; None if it does not exist.
@@ -383,7 +388,7 @@ def misplaced(
         acked_location: Location of the last batch that left the queue, for an empty manifest.
 
     Returns:
-        The text, or None if the data prefix is right.
+        The message, or None if the data prefix is right.
     """
     prefix = config.data_path_prefix
     queue = manifest or Manifest.empty()
@@ -393,13 +398,15 @@ def misplaced(
         return None  # The first batch decides for nearly every queue; there may be a million.
     if any(parse_location(each, prefix) for each in queue.locations()):
         return None
-    words = queue_hint(url, replace(config, data_path_prefix=right))
-    use = f"data_path_prefix={right!r}"
-    if config.manifest_path != f"{right}/manifest":
-        use += f" and manifest_path={config.manifest_path!r}"
-    return (
+    path = config.manifest_path
+    action = Action.USE_PREFIX
+    if path != f"{right}/manifest":
+        action = Action.USE_PREFIX_AND_MANIFEST
+    name = queue_name(url, replace(config, data_path_prefix=right))
+    text = (
         f"no batch of the queue with manifest {config.manifest_path!r} lies in the data prefix "
         f"{prefix!r}, so batches would never be deleted after they were read. Its batches lie in "
-        f"{right!r}: use {use}. If {owner_key(prefix)!r} is there, 'opendata-buffer fsck "
-        f"{words} --repair' puts it where it belongs."
+        f"{right!r}"
     )
+    use = Hint(action, prefix=right, path=path)
+    return Message(text, use, Hint(Action.MOVE_OWNER, name, path=owner_key(prefix)))

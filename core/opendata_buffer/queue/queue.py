@@ -49,6 +49,7 @@ from opendata_buffer.formats.manifest import (
     entry_bytes,
 )
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_moves import move_entries
@@ -578,7 +579,8 @@ class Queue:
         """
         self._check_open(manifest)
         if manifest.epoch != epoch:
-            raise errors.Fenced(self.key, epoch, manifest.epoch)
+            queue = queue_name(self._store.url, self._config)
+            raise errors.Fenced(self.key, epoch, manifest.epoch).at(queue)
 
     def _check_open(self, manifest: Manifest | LogView) -> None:
         if manifest.sealed:

@@ -42,18 +42,15 @@ from typing import Any
 
 from opendata_buffer import errors
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.consumer_note import process_runs
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.sidecar import Sidecar
 
-_POSITION = Sidecar(
-    "the position of a reader",
-    "Restore its latest version (bucket versioning), or delete it and run 'opendata-buffer readers "
-    "reset STORE NAME --to-earliest', which reads again what is kept.",
-)
+_POSITION = Sidecar("the position of a reader", Hint(Action.RESTORE_POSITION, readers=("NAME",)))
 
 _LIVE_MS = 5 * 60 * 1000
 """Milliseconds for which a reader on another host counts as running after its last write."""
@@ -137,8 +134,8 @@ def readers_folder(config: QueueConfig) -> str:
 def position_object(log_: Log, name: str) -> CasObject[ReaderPosition]:
     """Return the position of one reader as an object to read and change."""
     key = f"{readers_folder(log_.config)}{name}.json"
-    words = f"{queue_hint(log_.store.url, log_.config)} {name}"
-    kind = replace(_POSITION, remedy=_POSITION.remedy.replace("STORE NAME", words))
+    queue = queue_name(log_.store.url, log_.config)
+    kind = replace(_POSITION, remedy=Hint(Action.RESTORE_POSITION, queue, readers=(name,)))
     return CasObject(
         log_.store,
         key,

@@ -45,8 +45,9 @@ from dataclasses import replace
 from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import QueueConfig, check_reader_name
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.cas import CasStore
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import MOST_READERS, REMEMBERED, LogIndex
 from opendata_buffer.queue.log_view import LogView
@@ -70,8 +71,8 @@ MOST_SILENT_MS = 60 * 60 * 1000
 def too_many_readers(log_: Log) -> errors.InvalidInput:
     """Return the error for a log that cannot take another reader."""
     return errors.InvalidInput(
-        f"the log has {MOST_READERS} readers: delete some with readers delete. 'opendata-buffer "
-        f"readers list {queue_hint(log_.store.url, log_.config)}' shows them"
+        f"the log has {MOST_READERS} readers",
+        Hint(Action.DELETE_READERS, queue_name(log_.store.url, log_.config)),
     )
 
 
@@ -357,7 +358,8 @@ class ReaderQueue:
             Fenced: The position has another epoch.
         """
         if now.epoch != epoch:
-            raise errors.Fenced(self.key, epoch, now.epoch)
+            queue = queue_name(self._store.url, self._config)
+            raise errors.Fenced(self.key, epoch, now.epoch).at(queue)
 
     def recent(self) -> list[BatchDescriptor]:
         """Return the last entries before the position, as far as they are kept.
@@ -446,13 +448,11 @@ class ReaderQueue:
     def _lost(self, needed: int, index: LogIndex, why: str) -> errors.DataLoss:
         # Without a name here, the program keeps its own position. Resetting the reader would not
         # help, and the caller adds other advice.
+        hints = []
         if self._log.reader:
-            words = f"{queue_hint(self._store.url, self._config)} {self.name}"
-            why = (
-                f"{why} Accept the loss explicitly, or run 'opendata-buffer readers reset {words} "
-                "--to-earliest'."
-            )
-        return errors.DataLoss(self.key, needed, index.floor, why)
+            queue = queue_name(self._store.url, self._config)
+            hints.append(Hint(Action.RESET_READER_TO_EARLIEST, queue, readers=(self.name,)))
+        return errors.DataLoss(self.key, needed, index.floor, why, *hints)
 
     def _passed(self, index: LogIndex, before: ReaderPosition | None, given: int | None) -> str:
         """Return why the floor is above the sequence at which the reader wants to begin."""

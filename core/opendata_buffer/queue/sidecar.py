@@ -46,6 +46,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final, TypeVar, overload
 
 from opendata_buffer import errors
+from opendata_buffer.hints import Hint
 from opendata_buffer.stores.base import Get, read_bytes
 
 LARGEST = 2**64 - 1
@@ -67,14 +68,14 @@ class Sidecar:
 
     Attributes:
         name: The name of the object in errors, such as ``the owner marker``.
-        remedy: How to repair an unreadable object, in whole sentences. Errors end with it.
+        remedy: How to repair an unreadable object: a hint, or whole sentences. Errors end with it.
         version: The version that this release writes. It reads this one and all earlier ones.
         max_bytes: A larger object is refused.
         confidential: Whether errors must not show any byte of the object.
     """
 
     name: str
-    remedy: str
+    remedy: str | Hint
     version: int = 1
     max_bytes: int = 64 * 1024
     confidential: bool = False
@@ -160,7 +161,7 @@ class Sidecar:
         Returns:
             The error, to be raised by the caller.
         """
-        return errors.CorruptData(f"{self.name} is not readable: {problem}. {self.remedy}")
+        return errors.CorruptData(f"{self.name} is not readable: {problem}. ", self.remedy)
 
 
 _REQUIRED: Final[Any] = object()
@@ -346,7 +347,8 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
     try:
         data = read_bytes(store, key, kind.max_bytes)
     except errors.CorruptData as error:
-        raise errors.CorruptData(f"{key!r}: {kind.unreadable(str(error).rstrip('.'))}") from error
+        fault = kind.unreadable(error.problem.rstrip("."))
+        raise errors.CorruptData(f"{key!r}: ", *fault.args) from error
     try:
         return decode(data)
     except errors.CorruptData as error:

@@ -187,8 +187,8 @@ def check_resume(
             config.manifest_path,
             last_acked + 1,
             now.first_sequence,
-            "Another consumer read this queue. Resume from its position, or accept the loss "
-            "explicitly.",
+            "Another consumer read this queue. Resume from its position.",
+            Hint(Action.ACCEPT_LOSS),
         )
 
 

@@ -34,6 +34,8 @@ from opendata_buffer import errors
 from opendata_buffer.config import DEFAULT_MANIFEST_PATH, PARTITION_NAME, QueueConfig
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, salvage_entries
+from opendata_buffer.hints import Action, Hint, Message
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.stores.base import Get, List, Store
 
 LISTED = 1_000
@@ -142,7 +144,6 @@ def refusal(
     store: Store,
     config: QueueConfig,
     manifest: Manifest | None,
-    hint: str,
     uploaded: Collection[str] = (),
 ) -> errors.InvalidInput | None:
     """Decide whether a queue without an owner marker may be claimed.
@@ -151,7 +152,6 @@ def refusal(
         store: Where the queue is.
         config: Its data prefix and manifest.
         manifest: The manifest at the queue's path; None for a queue that would be created.
-        hint: The queue as commands take it.
         uploaded: Locations of batches that the caller itself has just uploaded.
 
     Returns:
@@ -171,16 +171,15 @@ def refusal(
         if not batches.count:
             return None
     if (other := OtherManifests(store, config).naming()) is not None:
-        seen = f" {_seen(batches, config)}." if batches.count else ""
-        return errors.PrefixConflict(config.data_path_prefix, config.manifest_path, other, seen)
+        seen = [f"{_seen(batches, config)}."] if batches.count else []
+        return errors.PrefixConflict(config.data_path_prefix, config.manifest_path, other, *seen)
     if manifest is not None:
         return None
     return errors.InvalidInput(
         f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. "
         f"But {_seen(batches, config)}: their queue has its manifest at another place, or has lost "
-        "it. Name its manifest with manifest_path. If the manifest was lost, 'opendata-buffer fsck "
-        f"{hint} --repair' makes a new one that names these batches. If a producer is just writing "
-        "its first batch, try again. A new queue needs a data_path_prefix of its own."
+        "it",
+        Hint(Action.FIND_LOST_QUEUE, queue_name(store.url, config)),
     )
 
 
@@ -194,7 +193,7 @@ def _seen(batches: Batches, config: QueueConfig) -> str:
 
 def hold_reason(
     config: QueueConfig, manifest: Manifest, batches: Batches, other: str | None
-) -> str | None:
+) -> Message | None:
     """Decide whether batches that the manifest does not name may be deleted. Pure.
 
     Args:
@@ -211,17 +210,21 @@ def hold_reason(
     if not batches.count or PARTITION_NAME.fullmatch(prefix):
         return None
     if other is not None:
-        return (
+        text = (
             f"manifest {other!r} names batches in the data prefix {prefix!r}, too, so the batches "
-            f"that {config.manifest_path!r} does not name may be queued there. To use that queue, "
-            f"give manifest_path={other!r}. Give the other queue a data_path_prefix of its own."
+            f"that {config.manifest_path!r} does not name may be queued there"
         )
+        return Message(text, Hint(Action.USE_OTHER_MANIFEST, path=other))
     if manifest.next_sequence == 0:
         verb = "is" if batches.count == 1 else "are"
-        return (
+        text = (
             f"manifest {config.manifest_path!r} has never named a batch, and there {verb} "
             f"{batches} in the data prefix {prefix!r}, for example {batches.example!r}: a manifest "
-            "at another place may name them. If so, give its path as manifest_path. If a producer "
-            "was killed and left them, they are deleted once the queue has its first batch."
+            "at another place may name them"
         )
+        later = (
+            "If a producer was killed and left them, they are deleted once the queue has its first "
+            "batch."
+        )
+        return Message(text, Hint(Action.FIND_MANIFEST), later)
     return None

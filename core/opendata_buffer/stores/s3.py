@@ -41,6 +41,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import Blob, DeleteFailure, ObjectInfo
 from opendata_buffer.stores.clients import (
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
 
 _PAGE = 1_000  # most keys of one page of a listing
 
-_REGION = "Set the bucket's own region, and endpoint_url to the store itself."
 _STORES = "AWS S3, Cloudflare R2, a recent MinIO or Ceph"
 
 
@@ -215,8 +215,10 @@ class S3Store(CloudStore):
         if isinstance(error, boto.ClientError):
             return with_retry_after(self._answered(error, verb, what), _headers_of(error))
         if isinstance(error, RecursionError):
-            fix = f"It is redirected without end. {_REGION}"
-        elif isinstance(error, _NO_CREDENTIALS):
+            fix = "It is redirected without end."
+            hint = Hint(Action.SET_REGION)
+            return PermanentStorageError(f"{what}: {redacted(str(error)).rstrip('.')}. {fix}", hint)
+        if isinstance(error, _NO_CREDENTIALS):
             fix = "Provide AWS credentials: the environment, a profile, or a role of this machine."
         elif isinstance(error, boto.ParamValidationError):
             fix = "Correct the bucket's name."
@@ -245,12 +247,9 @@ class S3Store(CloudStore):
         if code == "RequestTimeTooSkewed":
             return PermanentStorageError(f"{what}. Set this machine's clock.")
         if error.operation_name == "AssumeRole" and status in (400, 403):
-            return PermanentStorageError(
-                f"{what}. Let these credentials assume the role (sts:AssumeRole, and its trust "
-                "policy), and correct role_arn and external_id."
-            )
+            return PermanentStorageError(what, Hint(Action.CORRECT_ROLE))
         if 300 <= status < 400 or (status == 400 and "Region" in message):
-            return PermanentStorageError(f"{what}. {_REGION}")
+            return PermanentStorageError(what, Hint(Action.SET_REGION))
         if status == 403 and verb == "read":
             what += ". Without s3:ListBucket, S3 gives this answer for a missing object too"
         return self._refusal(what, status, verb)
@@ -322,10 +321,7 @@ def connect(options: StoreOptions) -> S3Client:
     except (boto.BotoCoreError, ValueError) as error:
         cause = redacted(str(error)).rstrip(".")
     # Without the chain: it may quote a file of credentials that cannot be parsed.
-    raise PermanentStorageError(
-        f"cannot make an S3 client: {cause}. Correct endpoint_url, region, profile or the AWS "
-        "configuration files."
-    )
+    raise PermanentStorageError(f"cannot make an S3 client: {cause}", Hint(Action.CORRECT_CLIENT))
 
 
 def _client(

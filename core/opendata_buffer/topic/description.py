@@ -38,6 +38,7 @@ from typing import Any
 from opendata_buffer.arguments import checked, how_to_get_bytes, wrong_type
 from opendata_buffer.config import PARTITION_NAME
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.queue.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.stores.base import Get, exists
@@ -264,8 +265,8 @@ class TopicDescription:
         if missing < 0:
             raise InvalidInput(
                 f"partitions is {partitions}, and the topic has {len(self.active)} already: give "
-                "the number it shall have in all. Partitions are taken away one by one, with "
-                f"'opendata-buffer topic drain STORE {self.active[-1]}'."
+                "the number it shall have in all",
+                Hint(Action.DRAIN_PARTITION, partition=self.active[-1]),
             )
         if not missing:
             return self
@@ -309,8 +310,8 @@ class TopicDescription:
             return self
         if self.active == [name]:
             raise InvalidInput(
-                f"partition {name!r} is the last one that is written: add others first, with "
-                "'opendata-buffer topic expand STORE --partitions 2'"
+                f"partition {name!r} is the last one that is written",
+                Hint(Action.EXPAND_FIRST, count=2),
             )
         partitions = tuple(
             replace(each, state=State.DRAINING, since_ms=now_ms) if each.name == name else each

@@ -148,6 +148,7 @@ class ProducerPool:
                 sum(error.failed_calls for error in lost),
                 lost[0].cause,
                 sum(error.unknown_calls for error in lost),
+                lost[0].hints[:-1],
             )
         if others:
             raise others[0]

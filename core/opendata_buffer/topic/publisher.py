@@ -50,6 +50,7 @@ from opendata_buffer.arguments import check_fields, checked
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ProducerConfig
 from opendata_buffer.consumer.batches import DeliveredBatch
 from opendata_buffer.formats.batch import Transaction
+from opendata_buffer.hints import Action, Hint
 from opendata_buffer.messages import (
     CLOCK_MAX,
     CONTINUE_TXN,
@@ -64,7 +65,7 @@ from opendata_buffer.producer.committer import OpenCommitter
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer, check_interpreter
 from opendata_buffer.producer.sharing import shared_committer
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, deadline, locked
@@ -644,10 +645,9 @@ class Publisher(Closeable):
         except errors.OpenDataBufferError as error:
             self._open = None
             log.warning(
-                "a transaction that failed was not rolled back in all partitions (%s): see "
-                "'opendata-buffer status %s'",
+                "a transaction that failed was not rolled back in all partitions (%s). %s",
                 error,
-                queue_hint(self._store.url, self._config),
+                Hint(Action.LIST_TRANSACTIONS, queue_name(self._store.url, self._config)),
             )
         raise failure
 

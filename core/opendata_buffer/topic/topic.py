@@ -45,8 +45,9 @@ from typing import TypeVar
 from opendata_buffer import errors, outcomes
 from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
+from opendata_buffer.hints import Action, Hint, QueueName
 from opendata_buffer.queue.cas import sidecar_object
-from opendata_buffer.queue.hints import queue_hint
+from opendata_buffer.queue.hints import queue_name, topic_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.marker import OWNER_NAME
@@ -121,6 +122,11 @@ class Topic:
             check_read=self._check_same,
         )
 
+    @property
+    def _name(self) -> QueueName:
+        """The name of the topic, for hints."""
+        return queue_name(self.url, self._settings)
+
     @classmethod
     @checked
     def create(
@@ -158,11 +164,10 @@ class Topic:
                 _refuse_queues(topic.store)
             known = topic._remember(found or topic._object.update(lambda before: before or fresh))
         if found is not None or known.topic_id != fresh.topic_id:
-            count, words = len(known.active), queue_hint(topic.url, topic._settings)
+            count = len(known.active)
             raise errors.InvalidInput(
-                f"there is a topic at {topic.url} already, with {count} partitions: use it, add "
-                f"partitions with 'opendata-buffer topic expand {words} --partitions {count + 1}', "
-                "or take another root for the new one"
+                f"there is a topic at {topic.url} already, with {count} partitions",
+                Hint(Action.EXPAND_TOPIC, topic._name, count=count + 1),
             )
         return topic
 
@@ -216,8 +221,8 @@ class Topic:
         if claim is None:
             raise errors.InvalidInput(
                 f"there is no topic at {store.url}, and no queue below "
-                f"{config.data_path_prefix!r}: make a topic with 'opendata-buffer topic create "
-                f"{store.url} --partitions 4', or produce to the queue first"
+                f"{config.data_path_prefix!r}. Produce to the queue first, or make a topic",
+                Hint(Action.CREATE_TOPIC, topic_name(store.url, config)),
             )
         prefix = config.data_path_prefix
         queue = cls(store, config, runtime)
@@ -285,8 +290,7 @@ class Topic:
         found = self._object.read()
         if found is None:
             raise errors.InvalidInput(
-                f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
-                f"{queue_hint(self.url, self._settings)} --partitions 4'"
+                f"there is no topic at {self.url}", Hint(Action.CREATE_TOPIC, self._name)
             )
         return self._remember(found)
 
@@ -610,8 +614,8 @@ class Topic:
         try:
             return change(before)
         except errors.InvalidInput as error:  # A description does not know its store's URL.
-            words = queue_hint(self.url, self._settings)
-            raise errors.InvalidInput(str(error).replace("STORE", words)) from None
+            error.at(self._name)
+            raise
 
     def _remember(
         self, outcome: TopicDescription | outcomes.Outcome[TopicDescription | None]

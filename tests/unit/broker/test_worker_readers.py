@@ -106,7 +106,7 @@ def test_workers_get_batches_again_after_their_reader_was_reset(
 
 
 def test_workers_of_a_log_need_a_reader_and_workers_of_a_queue_have_none(make: Make) -> None:
-    with pytest.raises(InvalidInput, match="is a log with named readers: add reader=NAME"):
+    with pytest.raises(InvalidInput, match=r"is a log with named readers\. Add reader=NAME"):
         make("")
     with pytest.raises(InvalidInput, match="reader is 'a/b': use 1 to 100 letters"):
         make("a/b")

@@ -277,7 +277,7 @@ def test_the_error_of_a_bad_batch_of_a_topic_names_the_command_that_skips_it(
     result = run("consume", url, *more)
     assert result.exit_code == 1
     words = result.stderr.splitlines()[-1].split("'opendata-buffer ")[1].partition("'")[0]
-    assert shlex.split(words) == ["skip", url, "0", "--partition", second]
+    assert shlex.split(words) == ["skip", url, "--partition", second, "0"]
     ok(*shlex.split(words))
     assert "c\n" in ok("consume", url, *more).stdout
 

@@ -833,7 +833,7 @@ def test_taking_batches_of_a_log_without_a_name_says_how_to_give_one(
 ) -> None:
     log_of(url, 40)
     line = fails("consume", url, "--ack", "--yes")
-    assert "is a log with named readers: add --reader NAME" in line
+    assert "is a log with named readers. Add --reader NAME" in line
     assert ok("consume", url, "--ack", "--reader", "billing", "--max-batches", "1").stdout
 
 

@@ -478,7 +478,7 @@ def test_a_lost_manifest_of_a_partition_is_no_empty_partition(url: str, store: M
         assert result.exit_code == 1, command
         line = result.stderr.splitlines()[-1]
         assert f"manifest '{second}/manifest' is gone" in line, command
-        assert f"fsck {url} --data-path-prefix {second} --repair'" in line, command
+        assert f"fsck {url} --partition {second} --repair'" in line, command
     assert f"{second}: problem: manifest" in run("fsck", url).stdout
     ok("fsck", url, "--repair", "--yes")
     assert sorted(ok("consume", url, "--ack").stdout.split()) == ["a", "b", "c"]

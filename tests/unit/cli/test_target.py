@@ -72,7 +72,7 @@ def test_errors_about_credentials_name_the_options_and_hints_repeat_them() -> No
     line = fails("status", "s3://bucket", "--external-id", "x")
     assert "--external-id is 'x' and there is no --role-arn" in line
     line = fails("status", "s3://bucket", "--role-arn", ARN, "--anonymous")
-    assert f"--role-arn is '{ARN}' and anonymous is true" in line
+    assert f"--role-arn is '{ARN}' and --anonymous is true" in line
 
 
 # ---- a queue or a topic

@@ -56,7 +56,7 @@ def test_f51_the_folder_above_the_batches_is_refused_with_both_options(
 ) -> None:
     batches = export(store, b"a", b"b", b"c")
     line = fails("consume", url, "--ack", "--data-path-prefix", "ingest/otel/logs")
-    assert f"use --data-path-prefix='{DATA}' and --manifest-path='{MANIFEST}'" in line
+    assert f"Use --data-path-prefix='{DATA}' and --manifest-path='{MANIFEST}'" in line
     assert there(store) == batches
 
 

@@ -70,7 +70,7 @@ def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> No
     ):
         line = fails(*words)
         assert f"there is a topic at {url}, and one queue is needed" in line
-        assert "name a partition with --partition" in line
+        assert "Name a partition with --partition" in line
 
 
 def test_a_partition_and_a_prefix_do_not_go_together(url: str) -> None:

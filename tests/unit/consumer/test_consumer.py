@@ -226,7 +226,7 @@ def test_next_batch_and_descriptors_share_one_cursor(queue: LocalQueue) -> None:
 def test_a_consumer_of_a_topics_url_is_told_what_to_use_in_python(runtime: ManualRuntime) -> None:
     store = MemoryStore()
     Topic.create("memory://x", 2, store=store, runtime=runtime)
-    with pytest.raises(InvalidInput, match=r"use TopicConsumer, or .*data_path_prefix") as caught:
+    with pytest.raises(InvalidInput, match=r"Use TopicConsumer, or .*data_path_prefix") as caught:
         Consumer(ConsumerConfig(store="memory://x"), store=store, runtime=runtime)
     assert "--partition" not in str(caught.value)
 

@@ -465,7 +465,7 @@ def test_an_empty_poll_costs_one_request_and_so_does_an_acknowledgement() -> Non
 
 def test_a_consumer_without_a_name_is_refused_on_a_log() -> None:
     fixture = LogFixture()
-    with pytest.raises(InvalidInput, match="is a log with named readers: add reader=NAME"):
+    with pytest.raises(InvalidInput, match=r"is a log with named readers\. Add reader=NAME"):
         Consumer(ConsumerConfig(store=URL), store=fixture.store, runtime=fixture.runtime)
 
 
@@ -534,7 +534,7 @@ def test_the_number_of_readers_of_a_log_is_limited(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reader_queue, "MOST_READERS", 1)
     fixture = LogFixture()
     fixture.reader("one")
-    with pytest.raises(InvalidInput, match="has 1 readers: delete some"):
+    with pytest.raises(InvalidInput, match=r"has 1 readers\. Delete some"):
         fixture.reader("two")
 
 

@@ -338,7 +338,7 @@ def test_of_two_live_instances_the_older_one_is_fenced_and_commits_nothing(
     if newer_commits:
         all_published(newer)
         newer.commit(WAIT_S)
-    with pytest.raises(Superseded, match="two publishers one name"):
+    with pytest.raises(Superseded, match="two publishers share one name"):
         older.commit(WAIT_S)
     for call in (older.commit, older.abort, lambda: older.publish_uncommitted([b"x"])):
         with pytest.raises(Closed, match="cannot go on since"):

@@ -389,7 +389,7 @@ def test_a_run_that_rolls_back_does_not_touch_the_batches_of_a_later_run(at: int
     if not since:
         begin()
     if at < 2:  # the run that cleans up claimed last, so it is the later run
-        with pytest.raises(Superseded, match="two drivers share one checkpoint"):
+        with pytest.raises(Superseded, match="this is the old run"):
             later.coordinator.decide(attempt)
         assert later.write(1)
     else:
