@@ -23,11 +23,11 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.batch import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key, name_time_ms
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcCursor
 from opendata_buffer.queue.ownership import change_grace_period, claim_queue
-from opendata_buffer.stores.base import DeleteFailure, Listing, PutOutcome
+from opendata_buffer.stores.base import DeleteFailure, Listing, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -66,6 +66,54 @@ def test_a_cycle_deletes_orphans_and_nothing_else() -> None:
     report = queue.collector().run_once()
     assert (report.deleted, report.failed, report.abandoned) == (2, (), 0)
     assert queue.names() == {queue.queued, "ingest/manifest", "ingest/_owner.json"}
+
+
+def test_a_collector_without_a_runtime_uses_the_system_s_clock() -> None:
+    store = MemoryStore()
+    store.put("ingest/manifest", Manifest.starting_at(7, 0).raw)
+    report = GarbageCollector(store, ConsumerConfig(store="memory://gc")).run_once()
+    assert (report.deleted, report.plan.held) == (0, None)
+
+
+def test_a_collector_names_a_new_queue_by_its_own_clock() -> None:
+    queue = Fixture()
+    queue.collector().run_once()
+    marker = json.loads(read_bytes(queue.store, "ingest/_owner.json"))
+    assert name_time_ms(f"ingest/{marker['id']}.batch") == queue.runtime.now_ms()
+
+
+def test_a_cycle_that_deletes_everything_logs_how_much_and_warns_of_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="opendata_buffer")
+    monkeypatch.setattr(module, "_PAGE", 3)
+    queue = Fixture(orphans=5)
+    assert queue.collector().run_once().deleted == 5
+    assert caplog.messages == ["deleted 5 orphans below ingest"]
+
+
+def test_a_cycle_notes_in_the_marker_how_far_the_manifest_has_got() -> None:
+    queue = Fixture()
+    collector = queue.collector()
+    collector.run_once()
+    queue.write(Manifest.starting_at(9, 3))
+    for dry_run, next_sequence in ((True, 1), (False, 9)):
+        collector.run_once(dry_run=dry_run)
+        marker = json.loads(read_bytes(queue.store, "ingest/_owner.json"))
+        assert marker["next_sequence"] == next_sequence
+
+
+def test_a_dry_run_reports_the_bytes_of_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(metrics.stored_bytes, "set", lambda *values: reported.append(values))
+    monkeypatch.setattr(module, "_PAGE", 3)
+    queue = Fixture(orphans=5)
+    for key in (queue.queued, *queue.orphans):
+        queue.store.put(key, bytes(1_000))
+    queue.runtime.advance(3_600)
+    assert len(queue.collector().run_once(dry_run=True).plan.delete) == 5
+    labels = {"queue": metrics.queue_label(queue.store.url, "ingest/manifest")}
+    assert reported == [(sum(info.size for info in queue.store.list("").objects), labels)]
 
 
 def test_only_a_complete_cycle_reports_the_stored_bytes(
@@ -187,7 +235,9 @@ def test_f4_without_a_marker_the_collector_still_detects_a_manifest_that_went_ba
     collector = queue.collector()
     collector.run_once(dry_run=True)  # The collector claims nothing, so no marker exists.
     queue.write(Manifest.empty().with_epoch(3))
-    with pytest.raises(QueueReset, match=r"sequence 1 -> 0, .*'opendata-buffer fsck .* --repair"):
+    with pytest.raises(
+        QueueReset, match=r"in memory://\S* went backwards: .* 1 -> 0, .*fsck .* --repair"
+    ):
         collector.run_once(dry_run=True)
 
 
@@ -481,7 +531,7 @@ def test_stop_does_not_wait_forever_for_a_store_that_does_not_answer(
     assert not collector._task.is_alive()
 
 
-def test_f9_a_stopped_collector_starts_no_further_delete() -> None:
+def test_f9_a_stopped_collector_starts_no_further_delete(caplog: pytest.LogCaptureFixture) -> None:
     class Stops(MemoryStore):
         collector: GarbageCollector
 
@@ -494,6 +544,7 @@ def test_f9_a_stopped_collector_starts_no_further_delete() -> None:
     store.collector = queue.collector()
     report = store.collector.run_once()
     assert (report.deleted, report.abandoned) == (1_000, 1)
+    assert "too slow" not in caplog.text
     store.collector.stop()  # no thread was started
     store.collector = queue.collector()
     store.collector.start()
@@ -518,12 +569,12 @@ class Counting(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lists = 0
+        self.starts: list[str] = []
         self.lives = 10**9
 
     def list(self, prefix: str, **options: Any) -> Listing:
-        if prefix:
-            self.lists += 1
+        if prefix == "ingest/":
+            self.starts.append(options["start_after"])
             self.lives -= 1
             if self.lives < 0:
                 raise Killed
@@ -545,8 +596,57 @@ def test_a_cycle_lists_all_pages_and_leaves_no_cursor_behind() -> None:
     queue = Fixture(store, orphans=450)
     report = queue.collector().run_once()
     assert (report.deleted, report.plan.referenced, len(report.plan.delete)) == (450, 1, 450)
-    assert store.lists == 5
+    assert store.starts == ["", *queue.orphans[99::100]]
     assert queue.collector()._cursor.load() == ""
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_dry_run_lists_each_page_once_from_the_first_object_on() -> None:
+    store = Counting()
+    queue = Fixture(store, orphans=450)
+    GcCursor(store, queue.config, queue.runtime).save(queue.orphans[200])
+    report = queue.collector().run_once(dry_run=True)
+    assert [info.key for info in report.plan.delete] == queue.orphans
+    assert store.starts == ["", *queue.orphans[99::100]]
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_cycle_that_is_held_ends_at_the_page_and_lists_it_again_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Counting()
+    queue = Fixture(store, orphans=450)
+    told = RecordedMetrics(monkeypatch)
+    store.delete_many(["ingest/manifest"])
+    collector = queue.collector()
+    for cycle in (1, 2):
+        report = collector.run_once()
+        assert (report.deleted, report.plan.delete, report.abandoned) == (0, (), 0)
+        assert report.plan.held is not None
+        assert store.starts == [""] * cycle
+        assert told.values["gc_cycles_held"] == [(1,)] * cycle
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_cycle_that_is_too_slow_ends_at_the_page_and_lists_it_again_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BULK", 40)
+    store = Counting()
+    queue = Fixture(store, orphans=250)
+    delete_many = store.delete_many
+
+    def slow(keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        queue.runtime.advance(151)
+        return delete_many(keys)
+
+    store.delete_many = slow  # type: ignore[method-assign]
+    collector = queue.collector()
+    report = collector.run_once()
+    assert (report.deleted, report.abandoned) == (40, 60)
+    assert store.starts == [""]
+    collector.run_once()
+    assert store.starts == ["", ""]
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -566,9 +666,11 @@ def test_an_interrupted_run_is_continued_where_it_stopped() -> None:
     assert left == {*queue.orphans[:300], *queue.orphans[400:]}
     # The third run continues at the end, and then lists the front.
     store.lives = 10**9
-    before = store.lists
-    assert queue.collector().run_once().deleted == 50
-    assert store.lists - before == 1 + 4
+    store.starts.clear()
+    report = queue.collector().run_once()
+    assert report.deleted == 50
+    assert (report.plan.waiting, report.plan.referenced) == (300, 1), "no object counts twice"
+    assert store.starts == [queue.orphans[399], "", *queue.orphans[99:300:100]]
     assert queue.collector()._cursor.load() == ""
 
 
@@ -629,6 +731,31 @@ def test_consumed_batches_of_a_go_producer_do_not_stall_the_collector() -> None:
     assert queue.names() >= {waiting, queue.queued}
 
 
+@pytest.mark.parametrize("waiting", [True, False])
+def test_f7_nothing_is_deleted_if_the_batches_of_the_queue_lie_in_a_prefix_inside_this_one(
+    waiting: bool,
+) -> None:
+    queue = Fixture()
+    inner = batch_key("ingest/inner", queue.runtime.ulid())
+    manifest = Manifest.empty().append([NewEntry(inner)])
+    claim = claim_queue(queue.store, queue.config, runtime=queue.runtime)
+    if waiting:
+        queue.write(manifest)
+    else:  # The marker still has the location of the batch that was acknowledged last.
+        queue.write(manifest.drop_through(0))
+        claim.note(manifest.drop_through(0), now=True, acked_location=inner)
+    queue.runtime.advance(3_600)
+    report = queue.collector().run_once()
+    assert (report.deleted, report.plan.delete) == (0, ())
+    assert report.plan.held is not None
+    assert "Its batches lie in 'ingest/inner'" in report.plan.held
+    assert (
+        f"'opendata-buffer fsck {queue.store.url} --data-path-prefix ingest/inner "
+        in report.plan.held
+    )
+    assert queue.names() >= {*queue.orphans, queue.queued}
+
+
 def test_nothing_is_deleted_when_the_oldest_batch_is_gone_and_its_name_has_no_time() -> None:
     queue = Fixture()
     queue.write(Manifest.empty().append([NewEntry("ingest/old-name.batch")]).with_epoch(3))
@@ -647,6 +774,24 @@ CURSOR_KEY = "p/_gc.json"
 
 def saved(store: Any) -> GcCursor:
     return GcCursor(store, CURSOR_CONFIG, ManualRuntime())
+
+
+def test_a_cursor_at_the_beginning_is_not_written() -> None:
+    store = MemoryStore()
+    saved(store).save("")
+    assert store.list("").objects == ()
+
+
+def test_no_more_than_a_small_object_is_read_as_a_cursor() -> None:
+    limits: list[int | None] = []
+
+    class Watched(MemoryStore):
+        def get(self, key: str, **options: Any) -> Any:
+            limits.append(options["max_bytes"])
+            return super().get(key, **options)
+
+    assert saved(Watched()).load() == ""
+    assert limits == [64 * 1024]
 
 
 @pytest.mark.parametrize("after", ["q/z", "p/\udc80", "p/" + "k" * 1024])

@@ -121,6 +121,11 @@ def test_f7_names_that_this_library_does_not_create_are_left_alone(key: str) -> 
     assert (made.delete, made.ignored) == ((), 1)
 
 
+def test_f7_every_object_that_is_not_a_batch_is_counted() -> None:
+    made = _plan([], [_object("ingest/manifest"), _object("ingest/_gc.json")])
+    assert (made.delete, made.ignored) == ((), 2)
+
+
 def test_f7_a_queue_inside_a_transaction_directory_is_left_alone() -> None:
     foreign = _key(60 * MINUTE, "ingest/app=a/batch=1")
     marker = "ingest/app=a/batch=1/_owner.json"

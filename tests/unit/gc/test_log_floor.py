@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from opendata_buffer import metrics
-from tests.unit.queue.test_log import DAY_S, WEEK_MS, LogFixture, read, small
+from opendata_buffer import CorruptData, metrics
+from opendata_buffer import gc as module
+from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.gc import GcReport
+from opendata_buffer.queue.log import Log
+from tests.unit.queue.test_log import DAY_S, KEY, WEEK_MS, LogFixture, read, small
 
 __all__ = ["small"]
 
@@ -110,3 +116,174 @@ def test_the_index_notes_when_the_position_of_a_reader_was_first_missing() -> No
     fixture.collect()
     assert fixture.index().missing == {"away": missed_ms}
     assert fixture.index().readers == ("away", "here")
+
+
+# The index and the manifest that a cycle reads.
+
+
+def objects(fixture: LogFixture) -> dict[str, bytes]:
+    return {info.key: fixture.store.get(info.key).data for info in fixture.store.list("").objects}
+
+
+def dry_run(fixture: LogFixture) -> GcReport:
+    """Plan a cycle, and check that it writes nothing."""
+    before = objects(fixture)
+    report = fixture.collector().run_once(dry_run=True)
+    assert objects(fixture) == before
+    return report
+
+
+def test_f45_a_log_whose_index_is_gone_is_not_collected_like_a_plain_queue() -> None:
+    fixture = LogFixture()
+    fixture.append(60)
+    assert fixture.manifest().first_sequence > 0, "no batch is only in a segment"
+    fixture.store.delete_many(["ingest/_log.json"])
+    fixture.runtime.advance(3_600)
+    before = objects(fixture)
+    with pytest.raises(CorruptData, match=r"'ingest/_log.json' in memory://log is gone"):
+        fixture.collector().run_once()
+    assert objects(fixture) == before
+
+
+def test_a_dry_run_of_a_log_without_an_owner_marker_uses_the_index() -> None:
+    fixture = LogFixture()
+    fixture.append(60)
+    read(fixture.reader("reader"), 50)
+    fixture.runtime.advance(3_600)
+    fixture.store.delete_many(["ingest/_owner.json"])
+    planned = dry_run(fixture).plan
+    assert 0 < len(planned.delete) <= 50
+    fixture.store.delete_many([KEY])
+    held = dry_run(fixture).plan.held
+    assert held is not None
+    assert "does not exist" in held
+
+
+def test_a_log_is_collected_although_its_oldest_batch_is_gone_and_its_name_has_no_time() -> None:
+    """The collector of a plain queue would hold, and would say how to skip the batch."""
+    fixture = LogFixture()
+    fixture.queue.append([NewEntry("ingest/by hand")])
+    fixture.append(3)
+    fixture.runtime.advance(3_600)
+    report = fixture.collector().run_once()
+    assert (report.plan.held, report.deleted) == (None, 0)
+
+
+def test_the_collector_moves_the_entries_of_a_long_manifest_and_then_raises_the_floor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fixture = LogFixture()
+    monkeypatch.setattr(Log, "most_entries", 1_000)
+    fixture.append(40)
+    assert read(fixture.reader("reader"), 38) == [*range(38)]
+    monkeypatch.setattr(Log, "most_entries", 16)
+    fixture.runtime.advance(3_600)
+    planned = dry_run(fixture)
+    assert (fixture.index().end, fixture.manifest().first_sequence) == (0, 0)
+    report = fixture.collector().run_once()
+    assert report.deleted == len(planned.plan.delete) == 38
+    assert (fixture.index().end, fixture.index().floor) == (36, 38)
+    assert fixture.manifest().first_sequence == 36
+
+
+def test_a_move_that_fails_does_not_fail_the_cycle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture = LogFixture()
+    monkeypatch.setattr(Log, "most_entries", 1_000)
+    fixture.append(40)
+    read(fixture.reader("reader"), 30)
+    monkeypatch.setattr(Log, "most_entries", 16)
+
+    def full(key: str, data: bytes) -> None:
+        raise PermanentStorageError("507")
+
+    monkeypatch.setattr(fixture.store, "put", full)
+    assert fixture.collect() == 30
+    assert "the oldest entries of ingest/manifest were not moved: 507" in caplog.text
+    assert (fixture.index().end, fixture.index().floor) == (0, 30)
+
+
+def test_a_reader_that_registers_while_the_floor_is_raised_keeps_what_it_may_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    read(fixture.reader("reader"))
+    read_positions, late = module.read_positions, []
+
+    def then_register(log: Any, index: Any) -> Any:
+        found = read_positions(log, index)
+        if not late:
+            late.append(fixture.reader("late"))
+        return found
+
+    monkeypatch.setattr(module, "read_positions", then_register)
+    assert fixture.collect() == 0
+    assert (fixture.index().readers, fixture.index().floor) == (("late", "reader"), 0)
+    assert read(late[0]) == [*range(40)]
+
+
+def test_f44_a_reader_does_not_expire_while_it_moves_by_its_own_clock() -> None:
+    fixture = LogFixture()
+    fixture.append(40)
+    away, here = fixture.reader("away"), fixture.reader("here")
+    read(away, 10)
+    read(here, 10)
+    now_ms = fixture.runtime.now_ms()
+    fixture.store._now_ms = lambda: now_ms
+    fixture.runtime.set_wall_clock(now_ms + 2 * WEEK_MS)
+    read(here, 10)
+    fixture.store._now_ms = fixture.runtime.now_ms
+    fixture.collector().run_once()
+    assert fixture.index().readers == ("here",)
+
+
+# A retention by bytes.
+
+
+def test_a_cycle_counts_the_bytes_of_all_pages_by_the_minute_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[Mapping[int, int]] = []
+    full_since = module.full_since
+
+    def noted(sizes: Mapping[int, int], wanted: int) -> int | None:
+        counted.append(dict(sizes))
+        return full_since(sizes, wanted)
+
+    monkeypatch.setattr(module, "full_since", noted)
+    monkeypatch.setattr(module, "_PAGE", 2)
+    fixture = LogFixture(retention_bytes=10**9)
+    written: dict[int, int] = {}
+    for _ in range(3):
+        for _ in range(3):
+            fixture.append(1)
+            minute = fixture.runtime.now_ms() // 60_000
+            size = len(fixture.store.get(fixture.locations[-1]).data)
+            written[minute] = written.get(minute, 0) + size
+        fixture.runtime.advance(60)
+    fixture.collector().run_once()
+    assert counted == [written]
+    assert len(written) == 3
+
+
+def test_a_dry_run_of_a_log_with_a_retention_by_bytes_writes_nothing() -> None:
+    fixture = LogFixture(retention_bytes=100)
+    for _ in range(40):
+        fixture.append(1)
+        fixture.runtime.advance(600)
+    read(fixture.reader("reader"))
+    assert dry_run(fixture).plan.held is None
+    assert fixture.collect() == 0
+    assert fixture.index().floor > 0, "the retention keeps everything"
+
+
+def test_a_cycle_reads_the_position_of_a_reader_again_only_for_a_retention_by_bytes() -> None:
+    for retention_bytes, reads in ((None, 1), (10**9, 2)):
+        fixture = LogFixture(retention_bytes=retention_bytes)
+        fixture.append(3)
+        fixture.reader("reader")
+        fixture.store.requests.clear()
+        fixture.collector().run_once()
+        assert fixture.store.requests["get", "ingest/_readers/reader.json"] == reads

@@ -71,6 +71,34 @@ def test_a_view_of_a_manifest_alone_reads_its_entries() -> None:
     assert found.find("p/none", 23) is None
 
 
+def test_a_request_for_no_entries_reads_no_segment() -> None:
+    gone = LogIndex("q", 20, 4, ((Part(0, 20, 0, 0, "gone"),),))
+    assert view(4, gone, queued(20, 7)).entries(5, 0) == ()
+
+
+def test_a_view_of_a_whole_log_has_the_epoch_and_the_path_of_the_manifest() -> None:
+    fixture = LogFixture()
+    fixture.append(30)
+    fixture.queue.claim_epoch(None)
+    found = fixture.view()
+    assert (found.epoch, found.key) == (fixture.manifest().epoch, "ingest/manifest")
+    assert found.epoch > 0
+
+
+def test_a_view_ends_with_its_manifest_even_if_its_index_is_newer() -> None:
+    fixture = LogFixture()
+    fixture.append(60)
+    before = fixture.manifest()
+    fixture.append(60)
+    log = Log(fixture.store, fixture.config, fixture.runtime)
+    index = log.need()
+    assert index.end > before.next_sequence
+    found = LogView.of(log, index, before)
+    assert [each.sequence for each in found.entries(5)] == [*range(5, 60)]
+    whole = LogView.of(log, index, fixture.manifest())
+    assert [each.sequence for each in whole.entries(5)] == [*range(5, 120)]
+
+
 def test_the_age_of_a_segment_is_the_age_of_its_oldest_name() -> None:
     index = LogIndex("q", 20, 0, ((Part(0, 8, 1_000, 0, "a"), Part(8, 20, 0, 0, "b")),))
     found = view(0, index, queued(20, 2))
@@ -81,6 +109,7 @@ def test_the_age_of_a_segment_is_the_age_of_its_oldest_name() -> None:
     assert found.age_s(3_501, 21) == 2.5
     assert found.age_s(3_500, 22) is None
     assert view(0, LogIndex("q", 20, 0), queued(20, 2)).age_s(3_500, 3) is None
+    assert view(0, LogIndex("q", 0, 0), queued(0, 2)).age_s(3_500) == 2.5
 
 
 def test_a_location_is_found_in_segments_and_in_the_manifest() -> None:
