@@ -83,7 +83,7 @@ class MicroBatchStream:
 
     def prepare_available_now(self) -> None:
         """Let the run end at the batches that are queued now."""
-        self._frozen = self._partitions.names()
+        self._frozen = self._partitions.names_for_reader()
         streams = [self._stream(name) for name in self._frozen]
         in_parallel(self._runtime, PartitionStream.freeze_end, streams)
         self._log.tracking = Tracking.SYNCHRONOUS
@@ -242,7 +242,7 @@ class MicroBatchStream:
 
         def poll(name: str | None) -> None:
             if name is None:
-                current.extend(self._partitions.names())
+                current.extend(self._partitions.names_for_reader())
                 return
             partitions = len(starts) if name in starts else len(current)
             share = limits.batches or max(1, most // partitions)

@@ -231,6 +231,24 @@ class SourcePartitions:
         """
         return [ONLY] if self.topic is None else self.topic.read().names
 
+    def names_for_reader(self) -> list[str]:
+        """Find all partitions that the query reads, with one read of a topic's description.
+
+        Returns:
+            The names of the current partitions, and of those that left the topic before the
+            query's reader had read them to their end (failure F53).
+
+        Raises:
+            QueueReset: The topic was replaced.
+        """
+        topic, reader = self.topic, self._options.reader
+        if topic is None:
+            return [ONLY]
+        description = topic.read()
+        if description.unread_by(reader):
+            description = topic.forget_read(reader)
+        return description.names_for(reader)
+
     def register_reader(self, is_new: bool) -> None:
         """Register the query's reader on the whole topic, once in a run (failure F47).
 

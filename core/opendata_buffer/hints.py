@@ -395,6 +395,9 @@ class Action(Enum):
         "{queue}' shows them."
     )
     REGISTER_READER = Texts("Register it with 'opendata-buffer readers enable {queue}'.")
+    FORGET_READER = Texts(
+        "If it will not return, run 'opendata-buffer readers delete {queue} {readers[0]}'."
+    )
     KEEP_OR_DELETE_READER = Texts(
         "Start the reader to keep it, or run 'opendata-buffer readers delete {queue} {readers[0]}'."
     )

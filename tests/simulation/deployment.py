@@ -586,7 +586,7 @@ class Deployment(SeededChoices):
             lambda: not any(task.is_alive() for task in self.writers), "a writer never ended"
         )
         until = self.simulation.now + WAIT_S
-        while missing := self._missing():
+        while missing := self.oracle.missing():
             if self.simulation.now > until:
                 name, records = next(iter(missing.items()))
                 self.fail(
@@ -594,11 +594,6 @@ class Deployment(SeededChoices):
                     f"{self.oracle.where(records[0])}"
                 )
             self.director.sleep(5)
-
-    def _missing(self) -> dict[str, list[bytes]]:
-        """Return the records that still must arrive, by reader."""
-        self.oracle.left = {*self.oracle.entries} - {*self.names()}
-        return self.oracle.missing()
 
     def _collect(self) -> None:
         """Let the grace period pass, and delete everything that no program needs.

@@ -103,9 +103,6 @@ class Oracle:
         self.repeatable: set[bytes] = set()
         """Records that their writer writes again if it gets no answer."""
         self.readers: dict[str, ReaderView] = {}
-        self.left: set[str] = set()
-        """Partitions that have left the topic. No error names an expired reader's losses there.
-        """
         self.repeats_allowed = False
         """Whether batches may repeat: a rebuilt manifest orders them by name (decision 0011)."""
         self.keep_s = 0.0
@@ -315,19 +312,11 @@ class Oracle:
         """Return the acknowledged records that each reader still must receive, by reader."""
         found = {
             view.name: [
-                record
-                for record in self.acknowledged
-                if not self._is_settled(view, record)
-                and not (view.expired and self._has_left(record))
+                record for record in self.acknowledged if not self._is_settled(view, record)
             ]
             for view in self.readers.values()
         }
         return {name: records for name, records in found.items() if records}
-
-    def _has_left(self, record: bytes) -> bool:
-        """Return whether all objects with a record are in partitions that have left the topic."""
-        keys = [key for key, records in self.batches.items() if record in records]
-        return all(key.partition("/")[0] in self.left for key in keys)
 
     def where(self, record: bytes) -> str:
         """Describe for an error where a record was stored and queued."""

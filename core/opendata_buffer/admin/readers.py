@@ -23,6 +23,7 @@ from opendata_buffer.queue.reader_admin import (
 )
 from opendata_buffer.queue.reader_positions import read_positions, readers_folder
 from opendata_buffer.runtime import in_parallel
+from opendata_buffer.topic.description import TopicDescription
 
 if TYPE_CHECKING:  # It imports Arrow, which a probe that runs every few seconds does not need.
     from opendata_buffer.admin.trim import Start
@@ -31,6 +32,8 @@ LEAST_EXPIRY_MS = 10 * 60 * 1000
 """The shortest expiry. A reader with nothing to read writes its position at most once a minute."""
 
 _MOST_PLANS = 5
+
+_SHOWN = 3
 
 SOON = 0.25  # warn an operator below this share of the expiry
 
@@ -306,6 +309,28 @@ def missing_notes(known: Mapping[str, Collection[str]], topic: QueueName) -> lis
     ]
 
 
+def unread_notes(description: TopicDescription, topic: QueueName) -> list[str]:
+    """Describe the readers that had not read a partition that left (failure F53).
+
+    Args:
+        description: The description of the topic.
+        topic: The name of the topic.
+
+    Returns:
+        A sentence for each of the first readers, and one that counts the others.
+    """
+    readers = sorted({name for readers in description.unread.values() for name in readers})
+    notes = [
+        f"reader {name!r} had expired and had not read {', '.join(description.unread_by(name))} to "
+        "the end when that left the topic. When the reader returns, it gets an error if batches "
+        f"were deleted. {Hint(Action.FORGET_READER, topic, readers=(name,))}"
+        for name in readers[:_SHOWN]
+    ]
+    if len(readers) > _SHOWN:
+        notes.append(f"{len(readers) - _SHOWN} other readers had not read a partition that left.")
+    return notes
+
+
 def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str]:
     """Delete a reader of a queue, of one partition, or of a whole topic. It then holds nothing.
 
@@ -324,9 +349,10 @@ def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str
     Raises:
         InvalidInput: No queue has the reader; or it seems to run, and ``force`` is off.
     """
-    views = _views(target)
+    views = _views(target, name)
     held = _with_reader(views, name)
-    if not held:
+    unread = _unread_by(target, name)
+    if not held and not unread:
         if target.topic is not None:
             target.topic.forget_reader(name)
         raise unknown_reader(name, views[-1][1].index)
@@ -338,20 +364,26 @@ def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str
                 "an error"
             )
     deleted = []
-    while held:
+    while held or unread:
         if target.topic is not None:
             target.topic.forget_reader(name)
         for queue, view in held:
             unregister(queue.store, view.log, name)
             queue.store.delete_many([claims_key(queue.prefix, name)])  # claims of its workers
             deleted.append(queue.prefix)
-        held = [] if target.topic is None else _with_reader(_views(target), name)
+        for queue in unread:
+            if queue.prefix not in deleted:  # The reader has expired there.
+                position = f"{readers_folder(queue.config)}{name}.json"
+                queue.store.delete_many([position, claims_key(queue.prefix, name)])
+                deleted.append(queue.prefix)
+        held = [] if target.topic is None else _with_reader(_views(target, name), name)
+        unread = []
     return deleted
 
 
-def _views(target: Target) -> list[tuple[Target, LogView]]:
+def _views(target: Target, reader: str) -> list[tuple[Target, LogView]]:
     """Return the view of the log, or of each partition that was ever used."""
-    queues = existing(target)
+    queues = existing(target, reader)
     return [*zip(queues, in_parallel(target.runtime, view_of, queues), strict=True)]
 
 
@@ -361,11 +393,19 @@ def _with_reader(
     return [(queue, view) for queue, view in views if name in view.index.readers]
 
 
-def existing(target: Target) -> list[Target]:
+def _unread_by(target: Target, reader: str) -> list[Target]:
+    """Return the partitions that left the topic before a reader had read them to their end."""
+    if target.topic is None:
+        return []
+    return [target.queue(name) for name in target.topic.description.unread_by(reader)]
+
+
+def existing(target: Target, reader: str = "") -> list[Target]:
     """Find the queues that were ever used.
 
     Args:
         target: A queue or a topic.
+        reader: Also return partitions that left the topic before this reader had read them.
 
     Returns:
         The queue itself, or the partitions of the topic that were ever written.
@@ -373,7 +413,7 @@ def existing(target: Target) -> list[Target]:
     Raises:
         InvalidInput: No partition was ever used.
     """
-    found = [target] if target.topic is None else target.written()
+    found = [target] if target.topic is None else target.written() + _unread_by(target, reader)
     if not found:
         raise InvalidInput(f"no partition of the topic at {target.store.url} was ever written")
     return found

@@ -43,7 +43,7 @@ from opendata_buffer.queue.log_parts import (
 from opendata_buffer.queue.marker import OWNER_NAME, IndexMark, Watermark
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing
-from opendata_buffer.queue.reader_positions import ReaderPosition, position_object, readers_folder
+from opendata_buffer.queue.reader_positions import ReaderPosition, position_object, stored_readers
 from opendata_buffer.queue.sidecar import LARGEST
 from opendata_buffer.queue.unaccounted import OtherManifests
 from opendata_buffer.runtime import in_parallel
@@ -448,10 +448,7 @@ def _index_of_segments(log: Log, end: int, keep_from: int) -> LogIndex:
 
 def _readers_from(log: Log, floor: int) -> tuple[str, ...]:
     """Return the names of the readers with a stored position, in order; see :func:`_reads`."""
-    folder = readers_folder(log.config)
-    files = (info.key.removeprefix(folder) for info in log.store.list(folder).objects)
-    names = (file.removesuffix(".json") for file in files if "/" not in file)
-    return tuple(sorted(name for name in names if _reads(log, name, floor)))
+    return tuple(sorted(name for name in stored_readers(log) if _reads(log, name, floor)))
 
 
 def _index_in(raw: bytes | None, queue_id: str) -> LogIndex | None:

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from opendata_buffer import errors
-from opendata_buffer.admin.readers import ReaderStatus, missing_notes, readers_of
+from opendata_buffer.admin.readers import (
+    ReaderStatus,
+    missing_notes,
+    readers_of,
+    unread_notes,
+)
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_among
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
@@ -693,7 +698,9 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
     transactions = open_among(target, manifests)
     undecided = Counter(each.partition for each in transactions)
     found = tuple(replace(each, undecided=undecided[each.name]) for each, _ in read_all)
-    notes += missing_notes(dict(sorted(known.items())), queue_name(topic.url, target.config))
+    topic_ = queue_name(topic.url, target.config)
+    notes += missing_notes(dict(sorted(known.items())), topic_)
+    notes += unread_notes(description, topic_)
     ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
     return TopicStatus(
         store=topic.url,

@@ -19,6 +19,7 @@ from opendata_buffer.admin.readers import (
     missing_readers,
     plan_reset,
     readers_of,
+    unread_notes,
     view_of,
 )
 from opendata_buffer.admin.status import running_consumer
@@ -261,7 +262,7 @@ def reset(
             f"{flags[kind]} is about sequences, and partitions count separately: name one with "
             "--partition"
         )
-    queues = existing(target)
+    queues = existing(target, name)
     plans = [plan_reset(queue, name, where) for queue in queues]
     for plan, _ in plans:
         if plan.runs and not (force or dry_run):
@@ -354,6 +355,9 @@ def _readers_in(
         raise unknown_reader(name, view.index)
     if not (found or faults):
         click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
-    for note in missing_notes(known, target.name):
+    notes = missing_notes(known, target.name)
+    if target.topic is not None:
+        notes += unread_notes(target.topic.description, target.name)
+    for note in notes:
         click.echo(f"warning: {note}", err=True)
     return found, faults

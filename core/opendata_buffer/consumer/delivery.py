@@ -28,6 +28,7 @@ from opendata_buffer.consumer.owned_queue import OwnedQueue
 from opendata_buffer.consumer.position import Position, QueueProgress
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.runtime import Runtime
 
 POLL_ENTRIES = 256
@@ -205,6 +206,10 @@ class TransactionalDelivery:
     def flush_all(self) -> None:
         """Take all processed entries out of the manifest, even those that saved positions need."""
         self._dequeue(1, all_of_them=True)
+        view, cursors = self._owned.queue.last_seen, self._owned.cursors
+        if isinstance(view, LogView) and view.first_sequence < cursors.next_ack:
+            # Entries at the end are lost, and that is allowed. No later entry is acknowledged.
+            self._owned.acknowledge(cursors, write=True)
 
     def skip(self, entry: BatchDescriptor) -> None:
         """Give up the batch of an entry."""

@@ -240,6 +240,8 @@ def check_data_loss(
     if not allowed:
         hints = []
         if isinstance(manifest, LogView) and manifest.log.reader:
+            if manifest.sealed:  # failure F53
+                cause = "The partition was drained, which does not wait for expired readers."
             log_ = manifest.log
             queue = queue_name(log_.store.url, log_.config)
             hints.append(Hint(Action.RESET_READER, queue, oldest, readers=(log_.reader,)))

@@ -131,6 +131,13 @@ def readers_folder(config: QueueConfig) -> str:
     return f"{config.data_path_prefix}/_readers/"
 
 
+def stored_readers(log_: Log) -> list[str]:
+    """Return the names of all readers that have a position, also of those that have expired."""
+    folder = readers_folder(log_.config)
+    files = (info.key[len(folder) :] for info in log_.store.list(folder).objects)
+    return [name.removesuffix(".json") for name in files if "/" not in name]
+
+
 def position_object(log_: Log, name: str) -> CasObject[ReaderPosition]:
     """Return the position of one reader as an object to read and change."""
     key = f"{readers_folder(log_.config)}{name}.json"

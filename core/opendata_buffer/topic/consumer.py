@@ -25,7 +25,7 @@ from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
-from opendata_buffer.topic.description import TopicDescription, is_abbreviated
+from opendata_buffer.topic.description import TopicDescription, is_abbreviated, resolve
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ class TopicConsumer(BatchLoop):
     Batches of a partition are delivered in order, and partitions round robin. The batches of a
     transaction are delivered when it is committed, each of them once. Without ``partitions`` the
     consumer reads all partitions, follows added ones, and removes drained ones from the topic. With
-    ``config.reader`` it is that reader of each partition, which is a log. Not thread-safe.
+    ``config.reader`` it is that reader of each partition, which is a log. A partition that left the
+    topic while the reader had expired is read to its end, or raises ``DataLoss``. Not thread-safe.
 
     Args:
         config: The topic's URL, or settings of each partition's consumer.
@@ -151,7 +152,7 @@ class TopicConsumer(BatchLoop):
             program=program,
             open_pause=open_pause or self._default_pause(),
         )
-        self._assigned = _assigned(partitions, topic.description)
+        self._assigned = _assigned(partitions, topic.description.names_for(config.reader))
         self._positions = {name: Position.of(each) for name, each in (positions or {}).items()}
         self._cached = CachedTopic(topic, self._runtime, refresh_s)
         self._topic = Topic.open(config, store=topic.store, runtime=self._runtime)
@@ -338,7 +339,8 @@ class TopicConsumer(BatchLoop):
         description = self._cached.get()
         with self._noting_error():
             self._open_missing(description)
-        for name in [name for name in self._readers if name not in description.names]:
+        names = description.names_for(self._config.reader)
+        for name in [name for name in self._readers if name not in names]:
             self._close_drained(name)
 
         def poll(name: str) -> bool | errors.OpenDataBufferError:
@@ -370,11 +372,12 @@ class TopicConsumer(BatchLoop):
             self._errors.append(error)
 
     def _open_missing(self, description: TopicDescription) -> None:
-        names = description.names if self._assigned is None else self._assigned
         self._sealed.intersection_update(description.names)
-        known = {*self._readers, *self._sealed}
+        missing = self._missing(description)
+        if not {*missing}.issubset(description.names):
+            # The reader may have read the partitions that have left since this was cached.
+            missing = self._missing(self._topic.forget_read(self._config.reader))
         now_ms = self._runtime.now_ms()
-        missing = [n for n in names if n in description.names and n not in known]
 
         def open_one(name: str) -> None:
             try:
@@ -383,6 +386,9 @@ class TopicConsumer(BatchLoop):
             except errors.DataLoss:
                 # An earlier consumer may have emptied the partition to seal it, and been killed.
                 if name not in description.may_leave(now_ms) or not self._topic.seal(name):
+                    raise
+                reader = self._config.reader
+                if reader and not self._topic.has_read(name, reader):  # failure F53
                     raise
                 self._sealed.add(name)
             except errors.Drained:
@@ -406,6 +412,13 @@ class TopicConsumer(BatchLoop):
                         reader.begins_after,
                     )
 
+    def _missing(self, description: TopicDescription) -> list[str]:
+        """Return the partitions that this consumer reads and has not opened."""
+        names = description.names_for(self._config.reader)
+        if self._assigned is not None:
+            names = [name for name in self._assigned if name in names]
+        return [name for name in names if name not in self._readers and name not in self._sealed]
+
     def _register(self, reader: str) -> None:
         """Register a reader on the topic if it is new to the topic or to a partition.
 
@@ -420,8 +433,10 @@ class TopicConsumer(BatchLoop):
         return self._positions.get(name) or self._positions.get(f"{self._topic.url}/{name}")
 
     def _remove_drained(self, description: TopicDescription) -> None:
-        """Remove draining partitions from the topic that are read to their end."""
-        due = description.may_leave(self._runtime.now_ms())
+        """Remove partitions that are draining or have left, and are read to their end."""
+        reader_name = self._config.reader
+        left = description.unread_by(reader_name)
+        due = [*description.may_leave(self._runtime.now_ms()), *left]
         readers = [self._readers[name] for name in due if name in self._readers]
         done = [reader for reader in readers if reader.finished]
         for reader in done:
@@ -429,9 +444,13 @@ class TopicConsumer(BatchLoop):
         if self._runtime.monotonic() < self._drain_at:
             return
         if done or not self._sealed.isdisjoint(due):
-            for name in (left := self._topic.remove_drained()):
+            removed = self._topic.remove_drained()
+            if left:
+                now = self._topic.forget_read(reader_name)
+                removed += [name for name in left if name not in now.unread_by(reader_name)]
+            for name in removed:
                 self._close_drained(name)
-            if not left:  # Other readers of a log may take a long time: try again later.
+            if not removed:  # Other readers of a log may take a long time: try again later.
                 self._drain_at = self._runtime.monotonic() + REFRESH_S
 
     def _close_drained(self, name: str) -> None:
@@ -503,7 +522,7 @@ class TopicConsumer(BatchLoop):
 
 
 def _assigned(
-    partitions: Sequence[str | int] | None, description: TopicDescription
+    partitions: Sequence[str | int] | None, names: Sequence[str]
 ) -> tuple[str, ...] | None:
     if partitions is None:
         return None
@@ -511,4 +530,4 @@ def _assigned(
         raise errors.InvalidInput(
             f"partitions is {partitions!r}: give a list of names, or leave it out to read all"
         )
-    return tuple(dict.fromkeys(map(description.resolved, partitions)))
+    return tuple(dict.fromkeys(resolve(partition, names) for partition in partitions))

@@ -5,11 +5,16 @@
     {"version": 1, "id": "01J5...", "next": 3,
      "partitions": [{"name": "p-00000-04pn", "state": "active"},
                     {"name": "p-00002-0bvb", "state": "draining", "since": 1767225600000}],
-     "left": ["p-00001-05mv"], "readers": {"billing": 1767225600000}}
+     "left": ["p-00001-05mv"], "readers": {"billing": 1767225600000},
+     "unread": {"p-00001-05mv": ["search"]}}
 
 ``readers`` exists once the partitions are logs. It names the readers of the topic, and when each of
 them was registered. A reader that is named here is registered in every active partition (decision
 0039).
+
+``unread`` names the readers that had expired, and had not read a partition to its end, when the
+partition left. For these readers the partition is still there, so they learn what they have lost
+(failure F53).
 
 A partition is an ordinary v1 queue, and its name is the queue's data prefix. Its number is never
 used again. So a position in a partition that has left the topic cannot be mistaken for one in
@@ -58,6 +63,9 @@ MAX_PARTITIONS = 1_000
 
 MAX_LEFT = 1_000
 """Most partitions that have left and are listed because their objects are not deleted yet."""
+
+MAX_UNREAD = 1_000
+"""Most readers in ``unread``, counted in each partition. Readers that never return stay there."""
 
 _MOST_NUMBERS = 100_000
 
@@ -201,6 +209,8 @@ class TopicDescription:
         left: Names of partitions that have left, and whose objects are not deleted yet.
         readers: When each named reader was registered, milliseconds since the Unix epoch. None if
             the partitions are queues, or if an earlier release made logs of them.
+        unread: By partition that has left, the readers that had not read it to its end. Each of
+            them still opens it.
         others: Fields of later versions, kept when the object is written again.
     """
 
@@ -209,6 +219,7 @@ class TopicDescription:
     next_number: int
     left: tuple[str, ...] = ()
     readers: Mapping[str, int] | None = None
+    unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -242,6 +253,29 @@ class TopicDescription:
     def draining(self) -> list[str]:
         """Names of the partitions that leave once they are empty."""
         return [each.name for each in self.partitions if each.state is State.DRAINING]
+
+    def unread_by(self, reader: str) -> list[str]:
+        """Find the partitions that left before a reader had read them to their end.
+
+        Args:
+            reader: The reader.
+
+        Returns:
+            The names of the partitions, in the order in which they left.
+        """
+        return [name for name, readers in self.unread.items() if reader in readers]
+
+    def names_for(self, reader: str) -> list[str]:
+        """Find the partitions that a reader reads.
+
+        Args:
+            reader: Name of the reader; empty for the only reader of a topic of queues.
+
+        Returns:
+            The names of all current partitions, and of those that left before the reader had read
+            them to their end.
+        """
+        return sorted({*self.names, *self.unread_by(reader)})
 
     def expanded(self, partitions: int) -> TopicDescription:
         """Add partitions up to a total of active ones; a repeated call adds none.
@@ -320,21 +354,52 @@ class TopicDescription:
         return replace(self, partitions=partitions)
 
     @checked
-    def without(self, names: Iterable[str]) -> TopicDescription:
+    def without(
+        self, names: Iterable[str], unread: Mapping[str, Sequence[str]] | None = None
+    ) -> TopicDescription:
         """Remove those of these partitions that are draining.
 
         Args:
-            names: Names of the partitions.
+            names: The partitions.
+            unread: By partition, the readers that have not read it to its end, the one that moved
+                last at the end. If the description has no room for all readers, those at the
+                beginning of the oldest partitions are dropped.
 
         Returns:
-            The changed description.
+            The topic without them.
         """
         wanted = set(names)
         gone = [name for name in self.draining if name in wanted]
         if not gone:
             return self
         rest = tuple(each for each in self.partitions if each.name not in gone)
-        return replace(self, partitions=rest, left=(*self.left, *gone)[-MAX_LEFT:])
+        behind = {name: tuple((unread or {}).get(name, ())) for name in gone}
+        return replace(
+            self,
+            partitions=rest,
+            left=(*self.left, *gone)[-MAX_LEFT:],
+            unread=_last({**self.unread, **behind}, MAX_UNREAD),
+        )
+
+    @checked
+    def without_unread(self, reader: str, names: Iterable[str]) -> TopicDescription:
+        """Note that a reader has read some partitions that have left.
+
+        Args:
+            reader: The reader.
+            names: Names of the partitions.
+
+        Returns:
+            The changed description; the same one if nothing changes.
+        """
+        wanted = {*names}.intersection(self.unread_by(reader))
+        if not wanted:
+            return self
+        unread = {
+            name: tuple(other for other in readers if other != reader or name not in wanted)
+            for name, readers in self.unread.items()
+        }
+        return replace(self, unread={name: readers for name, readers in unread.items() if readers})
 
     @checked
     def collected(self, names: Iterable[str]) -> TopicDescription:
@@ -390,9 +455,10 @@ class TopicDescription:
         Returns:
             The changed description; the same one if it does not have this reader.
         """
+        found = self.without_unread(name, [*self.unread])
         if name not in (self.readers or {}):
-            return self
-        return self.with_readers({*(self.readers or {})} - {name}, 0)
+            return found
+        return found.with_readers({*(self.readers or {})} - {name}, 0)
 
     @checked
     def may_leave(self, now_ms: int, after_s: float = DRAIN_S) -> list[str]:
@@ -420,10 +486,7 @@ class TopicDescription:
         Raises:
             InvalidInput: The topic has no such partition.
         """
-        found = _meant(_text("partition", given), self.names)
-        if found is None:
-            raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
-        return found
+        return resolve(given, self.names)
 
     def left_name(self, given: str | int) -> str:
         """Find the name of a partition that has left, and whose objects are not deleted yet.
@@ -463,6 +526,8 @@ class TopicDescription:
             fields["left"] = list(self.left)
         if self.readers is not None:
             fields["readers"] = dict(self.readers)
+        if self.unread:
+            fields["unread"] = {name: list(readers) for name, readers in self.unread.items()}
         return DESCRIPTION.encode(fields, self.others)
 
     @classmethod
@@ -490,7 +555,9 @@ class TopicDescription:
         for name, time_ms in (readers or {}).items():
             if not is_number(time_ms):
                 raise fields.wrong("readers", "names with times in milliseconds", {name: time_ms})
-        found = cls(topic_id, partitions, number, tuple(left[-MAX_LEFT:]), readers, fields.others())
+        unread, others = _unread(fields), fields.others()
+        left_last = tuple(left[-MAX_LEFT:])
+        found = cls(topic_id, partitions, number, left_last, readers, unread, others)
         if problem := found._contradiction():
             raise DESCRIPTION.unreadable(problem)
         return found
@@ -508,6 +575,25 @@ class TopicDescription:
             last = self.names[-1]
             return f"the topic's next partition is {self.next_number}, and it has {last!r}"
         return ""
+
+
+def resolve(given: str | int, names: Sequence[str]) -> str:
+    """Find a partition by its name or number.
+
+    Args:
+        given: The name or the number.
+        names: The names of all partitions.
+
+    Returns:
+        The name.
+
+    Raises:
+        InvalidInput: None of them has this name or number.
+    """
+    found = _meant(_text("partition", given), names)
+    if found is None:
+        raise InvalidInput(f"partition is {given!r}: the topic has {_listed(names)}")
+    return found
 
 
 def _text(argument: str, given: str | int) -> str:
@@ -530,6 +616,29 @@ def _partition(fields: SidecarFields) -> Partition:
     if state not in tuple(State):
         raise fields.wrong("state", " or ".join(map(repr, map(str, State))))
     return Partition(name, State(state), fields.number("since", 0), fields.others())
+
+
+def _unread(fields: SidecarFields) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for name, readers in fields.mapping("unread", {}).items():
+        is_list = isinstance(readers, list) and all(isinstance(each, str) for each in readers)
+        if number_of(name) is None or not is_list:
+            raise fields.wrong(
+                "unread", "names of partitions with names of readers", {name: readers}
+            )
+        found[name] = tuple(readers)
+    return found
+
+
+def _last(unread: Mapping[str, tuple[str, ...]], limit: int) -> dict[str, tuple[str, ...]]:
+    """Return the last readers of the last partitions, at most ``limit`` of them together."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, readers in reversed([*unread.items()]):
+        kept = readers[max(0, len(readers) - limit) :]
+        limit -= len(kept)
+        if kept:
+            found[name] = kept
+    return dict(reversed([*found.items()]))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -19,6 +19,9 @@ producers could write entries that a reader never gets (failure F47).
 
 **Draining a partition.** It is marked as draining, so that producers stop and consumers read the
 rest. Once it is empty it is sealed, which makes later appends fail, and then it leaves the topic.
+A reader of a log that has expired is not waited for. If it has not read the partition to its end,
+the description names it under ``unread``. The partition is then still there for this one reader,
+which opens it when it returns and gets ``DataLoss`` (failure F53, decision 0039).
 
 **Things that can go wrong:**
 
@@ -39,6 +42,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from os import PathLike
 from typing import TypeVar
 
@@ -55,13 +59,19 @@ from opendata_buffer.queue.neighbours import LISTED_BELOW, TOPIC_KEY
 from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import enable_readers, register_readers
-from opendata_buffer.queue.reader_positions import read_positions
+from opendata_buffer.queue.reader_positions import (
+    ReaderPosition,
+    position_object,
+    read_positions,
+    stored_readers,
+)
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import (
     DESCRIPTION,
     DRAIN_S,
+    MAX_UNREAD,
     Partition,
     TopicDescription,
     is_topic,
@@ -386,6 +396,8 @@ class Topic:
     def forget_reader(self, name: str) -> TopicDescription:
         """Remove a reader from the topic, but not from its partitions. May be repeated.
 
+        Partitions that have left are then no longer there for this reader.
+
         Args:
             name: The reader.
 
@@ -526,13 +538,126 @@ class Topic:
         Raises:
             QueueReset, CorruptData, StorageError: As :meth:`read`, for the topic or a partition.
         """
-        now_ms, description = self._runtime.now_ms(), self.read()
-        due = description.may_leave(now_ms, after_s)
-        empty = [name for name in due if self.seal(name)]
+        empty: list[str] = []
+        dropped: list[str] = []
+
+        def prepare(before: TopicDescription) -> TopicDescription:
+            due = before.may_leave(self._runtime.now_ms(), after_s)
+            empty[:] = [name for name in due if self.seal(name)]
+            # Look only now that nothing can be appended. A reader that returns meanwhile and is
+            # new to the partition changes the description, and then this is repeated.
+            unread = {name: self._unread_in(name) for name in empty}
+            readers = chain(*before.unread.values(), *unread.values())
+            dropped[:] = [*readers][:-MAX_UNREAD]
+            return before.without(empty, unread)
+
+        self._settle(prepare)
+        if dropped:
+            log.warning(
+                "the topic at %s remembers %d expired readers of partitions that have left. The "
+                "oldest %d are dropped, and get no error about their losses there if they return.",
+                self.url,
+                MAX_UNREAD,
+                len(dropped),
+            )
         if empty:
-            self._change(lambda before: before.without(empty))
             log.info("left the topic at %s, drained: %s", self.url, ", ".join(empty))
         return empty
+
+    def _unread_in(self, partition: str) -> list[str]:
+        """Return the readers that have not read a sealed partition to its end.
+
+        These are readers that have expired, because :meth:`seal` waits for all others. The one that
+        moved last is at the end of the list.
+        """
+        config = self.config_of(partition, self._settings)
+        claim = check_owner(self.store, config, runtime=self._runtime)
+        if claim is None or not claim.is_log:
+            return []
+        log_ = Log(self.store, config, self._runtime)
+        manifest = Queue(self.store, config, runtime=self._runtime, role="topic").read()
+        end = 0 if manifest is None else manifest.next_sequence
+        moved_ms: dict[str, int] = {}
+
+        def look(name: str) -> None:
+            try:
+                position = position_object(log_, name).read()
+            except errors.CorruptData:
+                moved_ms[name] = 0  # It gets this error when it opens the partition.
+                return
+            if not isinstance(position, ReaderPosition) or position.queue_id != claim.queue_id:
+                return
+            if position.next < end:
+                moved_ms[name] = position.moved_ms
+
+        in_parallel(self._runtime, look, stored_readers(log_))
+        return sorted(moved_ms, key=lambda name: (moved_ms[name], name))
+
+    def forget_read(self, reader: str) -> TopicDescription:
+        """Note which of its unread partitions a reader has read by now. May be repeated.
+
+        A partition also counts as read if the reader has no position there any more: an operator
+        has deleted the reader or the partition's objects.
+
+        Args:
+            reader: The reader.
+
+        Returns:
+            The new description. Without the right to write it, only the returned value changes, and
+            a warning is logged.
+
+        Raises:
+            QueueReset, CorruptData, StorageError: As :meth:`read`, for the topic or a partition.
+        """
+        known = self.read()
+        done = [name for name in known.unread_by(reader) if not self._unread_count(name, reader)]
+        if not done:
+            return known
+        try:
+            return self._change(lambda before: before.without_unread(reader, done))
+        except errors.PermanentStorageError as error:
+            log.warning(
+                "the topic at %s still names partitions that reader %r has read: %s",
+                self.url,
+                reader,
+                error,
+            )
+            return known.without_unread(reader, done)
+
+    def has_read(self, partition: str, reader: str) -> bool:
+        """Check whether a reader has acknowledged everything in a partition.
+
+        Args:
+            partition: Name of the partition.
+            reader: The reader.
+
+        Returns:
+            Whether it has. False if it has no position there.
+
+        Raises:
+            QueueReset: The partition's manifest was lost or restored from an old copy.
+            CorruptData, StorageError: The partition could not be read.
+        """
+        return self._unread_count(partition, reader) == 0
+
+    def _unread_count(self, partition: str, reader: str) -> int | None:
+        """Return how many sequences of a partition a reader has not acknowledged.
+
+        Returns:
+            None if it has no position there.
+        """
+        config = self.config_of(partition, self._settings)
+        claim = check_owner(self.store, config, runtime=self._runtime)
+        position = position_object(Log(self.store, config, self._runtime), reader).read()
+        if (
+            claim is None
+            or not isinstance(position, ReaderPosition)
+            or position.queue_id != claim.queue_id
+        ):
+            return None
+        manifest = Queue(self.store, config, runtime=self._runtime, role="topic").read()
+        claim.check(manifest)
+        return max(0, (0 if manifest is None else manifest.next_sequence) - position.next)
 
     @checked
     def forget_left(self, partitions: Iterable[str]) -> TopicDescription:

@@ -22,8 +22,8 @@ from opendata_buffer.queue import reader_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import reset_reader
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic
-from tests.support.logs import become_log
+from opendata_buffer.topic.topic import DRAIN_S, Topic
+from tests.support.logs import DAY_MS, become_log
 from tests.unit.buffer_source.source_log import CONFIG, SourceLog
 from tests.unit.buffer_source.source_queue import (
     SourceTopic,
@@ -326,6 +326,53 @@ def test_f47_a_query_that_was_down_during_an_expansion_misses_nothing(
     assert values == [b"new"]
     topic = Topic.open(CONFIG, store=source.store, runtime=runtime)
     assert list(topic.description.readers or ()) == ["billing", "search"]
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_f53_a_query_is_told_what_its_reader_lost_in_a_partition_that_left(
+    runtime: ManualRuntime, has_checkpoint: bool
+) -> None:
+    """A new checkpoint does not name the partition at all."""
+    world = SourceTopic(runtime, 2)
+    left, other = world.topic.description.names
+    for name in (left, other):
+        become_log(world.store, Topic.config_of(name, CONFIG), runtime)
+
+    def start(reader: str, **options: str) -> tuple[MicroBatchStream, SourceOffset | None]:
+        return world.run(reader=reader, **options), saved.get(reader)
+
+    saved = dict[str, SourceOffset]()
+    for reader in ("billing", "search"):
+        driver, _ = start(reader)
+        saved[reader] = committed_before(driver, None)
+        driver.stop()
+    world.append(left, b"1", b"2")
+    runtime.advance(2 * DAY_MS / 1000)
+    world.topic.drain(left)
+    runtime.advance(2 * DRAIN_S)
+    driver, position = start("search")
+    for _ in range(3):
+        position = committed_before(driver, position)
+        for name in (left, other):
+            config = Topic.config_of(name, ConsumerConfig(store="/world"))
+            GarbageCollector(world.store, config, runtime=runtime).run_once()
+    topic = Topic.open(CONFIG, store=world.store, runtime=runtime)
+    assert topic.description.names == [other], "the partition has left"
+    if not has_checkpoint:
+        del saved["billing"]
+    driver, position = start("billing")
+    with pytest.raises(DataLoss, match=r"(needs sequence 0.* continues at|starts at) 2: 2 batches"):
+        committed_before(driver, position)
+    driver.stop()
+    driver, position = start("billing", failOnDataLoss="false")
+    world.append(other, b"3")
+    end = committed_before(driver, position)
+    assert values_of(driver, position, end) == [b"3"]
+    for value in (b"4", b"5"):
+        world.append(other, value)
+        end = committed_before(driver, end)
+    assert topic.read().unread == {}
+    assert [*end.partitions] == [other]
 
 
 def test_a_query_registers_its_reader_on_the_topic_once(runtime: ManualRuntime) -> None:

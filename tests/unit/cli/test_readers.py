@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from opendata_buffer import Consumer, TopicProducer
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import BatchMissing, Fenced
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.log import Log
@@ -802,6 +802,47 @@ def test_f47_a_reader_of_one_partition_is_known_to_a_later_expansion(url: str) -
     ok("topic", "expand", url, "--partitions", "3")
     found = named_in(url)["billing"]
     assert (found[:2], len(found)) == (names, 3)
+
+
+def leave_behind(url: str, store: MemoryStore) -> list[str]:
+    """Let ``billing`` expire with 3 unread batches in partition 0, which then leaves the topic."""
+    names = topic_of(url, 2)
+    ok("readers", "enable", url, "--yes")
+    for name in ("billing", "search"):
+        ok("readers", "reset", url, name, "--to-earliest")
+    fill(url, [b"0"], [b"1"], [b"2"], data_path_prefix=names[0])
+    assert records("consume", url, "--ack", "--reader", "search") == numbers(0, 3)
+    config = QueueConfig(store=url, data_path_prefix=names[0])
+    Log(store, config, SystemRuntime()).change(
+        lambda index: index and index.without_readers(["billing"]).with_floor(3)
+    )
+    ok("topic", "drain", url, "0")
+    assert Topic.open(url, store=store).remove_drained(0) == [names[0]]
+    return names
+
+
+@pytest.mark.parametrize("accept", ["as printed", "--to-earliest", "--to-latest", "delete"])
+def test_f53_what_an_expired_reader_lost_in_a_partition_that_left_is_shown_and_accepted(
+    url: str, store: MemoryStore, accept: str
+) -> None:
+    left, other = leave_behind(url, store)
+    (note,) = json_of("status", url)["notes"]
+    assert f"reader 'billing' had expired and had not read {left} to the end" in note
+    assert note in run("readers", "list", url).stderr.replace("warning: ", "")
+    line = fails("consume", url, "--ack", "--reader", "billing")
+    assert "needs sequence 0, and the log continues at 3: 3 batches are gone" in line
+    if accept == "delete":
+        deleted = lines_of(*command_in(note, "readers delete"))
+        assert [each["partition"] for each in deleted] == [other, left]
+        assert "billing" not in named_in(url)
+    elif accept == "as printed":
+        ok(*command_in(line, "readers reset"))
+    else:
+        ok("readers", "reset", url, "billing", accept)
+    fill(url, [b"3"], data_path_prefix=other)
+    assert records("consume", url, "--ack", "--reader", "billing") == [b"3"]
+    assert json_of("status", url)["notes"] == []
+    fails("readers", "delete", url, "nobody")
 
 
 # ---- repair

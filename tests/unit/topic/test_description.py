@@ -14,6 +14,7 @@ from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.queue.neighbours import has_letters
 from opendata_buffer.topic.description import (
     MAX_PARTITIONS,
+    MAX_UNREAD,
     SLOTS,
     Partition,
     State,
@@ -280,3 +281,35 @@ def test_an_abbreviation_means_one_partition() -> None:
         assert not is_abbreviated(given, "p-00030-0w11")
     for given in ("p-00003-04vf", "p-00003-", "-3", "3x", "123456", "\u0663"):
         assert not is_abbreviated(given, "p-00003-04vf")
+
+
+def test_readers_that_had_not_read_a_partition_that_left_are_kept_and_still_read_it() -> None:
+    topic = TopicDescription.new("id", 3).drained(0).without([NAMES[0]], {NAMES[0]: ["a", "b"]})
+    assert topic.unread == {NAMES[0]: ("a", "b")}
+    assert TopicDescription.from_json(topic.to_json()) == topic
+    assert topic.names_for("a") == NAMES[:3]
+    assert topic.names_for("c") == NAMES[1:3]
+    assert topic.without([NAMES[0]], {NAMES[0]: ["c"]}) == topic, "it has left already"
+    assert topic.without_unread("a", [NAMES[1]]) == topic
+    one = topic.without_unread("a", NAMES)
+    assert one.unread == {NAMES[0]: ("b",)}
+    assert one.without_reader("b").unread == {}
+    assert b"unread" not in one.without_reader("b").to_json()
+
+
+def test_only_the_last_readers_of_partitions_that_left_are_kept() -> None:
+    topic = TopicDescription.new("id", 4)
+    many = [f"reader-{number}" for number in range(MAX_UNREAD - 1)]
+    for number, readers in enumerate((["a", "b", "c"], [], many)):
+        topic = topic.drained(number).without([NAMES[number]], {NAMES[number]: readers})
+    assert topic.unread == {NAMES[0]: ("c",), NAMES[2]: tuple(many)}
+    assert len(topic.to_json()) < 100_000
+
+
+@pytest.mark.parametrize("wrong", ['["a"]', '{"p-00000-04pn": "a"}', '{"orders": ["a"]}'])
+def test_unread_partitions_of_another_form_are_refused(wrong: str) -> None:
+    raw = (
+        TopicDescription.new("id", 2).to_json().replace(b"}\n", b', "unread": %s}' % wrong.encode())
+    )
+    with pytest.raises(CorruptData, match="unread"):
+        TopicDescription.from_json(raw)

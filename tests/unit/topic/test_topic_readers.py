@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
+from opendata_buffer.admin.readers import view_of
+from opendata_buffer.admin.target import Target
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.errors import PermanentStorageError, TransientStorageError
+from opendata_buffer.errors import (
+    DataLoss,
+    InvalidInput,
+    PermanentStorageError,
+    TransientStorageError,
+)
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.neighbours import TOPIC_KEY
-from opendata_buffer.queue.reader_admin import unregister
-from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.queue.reader_admin import reset_reader, unregister
+from opendata_buffer.topic.description import DRAIN_S, TopicDescription
 from opendata_buffer.topic.topic import Topic
 from tests.support.logs import DAY_MS
 from tests.unit.topic.in_memory import NAMES, URL
@@ -109,6 +117,12 @@ class World(LogTopic):
         work()
         self.store.heal()
         return met
+
+
+class RetainingWorld(World):
+    """A topic of two logs that keep batches although all readers have acknowledged them."""
+
+    retention_ms = 10 * DAY_MS
 
 
 @pytest.fixture
@@ -440,3 +454,219 @@ def test_a_change_that_always_loses_ends_with_an_error(world: World) -> None:
     world.store.before = change
     with pytest.raises(TransientStorageError, match="other processes changed it 20 times"):
         world.topic.expand(3)
+
+
+def leave_behind(world: World, *, values: int = 3) -> None:
+    """Let ``billing`` expire with unread batches in partition 0, which then leaves the topic."""
+    world.append(0, 0)
+    assert world.read_and_stop("billing") == [0]
+    world.append(0, *range(1, values + 1))
+    world.runtime.advance(2 * DAY_MS / 1000)
+    assert world.read_and_stop("search") == [*range(values + 1)]
+    world.collect(0, 1)
+    assert world.readers_in(0, 1) == [("search",)] * 2, "billing has expired"
+    world.topic.drain("0")
+    world.runtime.advance(2 * DRAIN_S)
+
+
+def test_f53_an_expired_reader_is_told_of_its_losses_in_a_partition_that_has_left(
+    world: World,
+) -> None:
+    leave_behind(world)
+    assert world.read_and_stop("search") == []
+    assert world.opened().description.names == [NAMES[1]], "the partition has left"
+    with pytest.raises(DataLoss, match=r"needs sequence 1, .* continues at 4: 3 batches") as caught:
+        world.consumer("billing")
+    assert f"--partition {NAMES[0]} billing --to-earliest" in str(caught.value)
+    assert world.read_and_stop("search") == [], "it has lost nothing"
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_f53_a_removal_that_is_killed_before_any_of_its_writes_hides_no_loss(
+    world: World, repeats: bool
+) -> None:
+    killed = 0
+    for number in range(100):
+        world = World()
+        leave_behind(world)
+        remove = partial(world.opened().remove_drained)
+        if not world.kill_at_write(number, remove):
+            break
+        killed += 1
+        if repeats:
+            assert world.opened().remove_drained() == [NAMES[0]]
+        with pytest.raises(DataLoss, match="3 batches"):
+            world.consumer("billing")
+    assert killed >= 2, "the seal and the description"
+
+
+def test_f53_a_reader_that_returns_while_a_partition_leaves_gets_everything_or_an_error(
+    small_segments: None,
+) -> None:
+    """The reader starts before each write of the removal. Its batches are still kept."""
+    outcomes = []
+    for number in range(100):
+        world = RetainingWorld()
+        leave_behind(world)
+        got: list[object] = []
+
+        def start(world: World = world, got: list[object] = got) -> None:
+            try:
+                got += world.read_and_stop("billing")
+            except DataLoss as error:
+                got.append(str(error).partition(":")[0])
+
+        if not world.meet_at_write(number, world.opened().remove_drained, start):
+            break
+        outcomes.append(got)
+        with suppress(DataLoss):
+            assert world.read_and_stop("billing") == []
+    lost = ["reader 'billing' needs sequence 1, and the log continues at 4"]
+    assert len(outcomes) >= 2
+    assert all(got in ([1, 2, 3], lost) for got in outcomes), outcomes
+    assert [1, 2, 3] in outcomes
+
+
+def test_f53_a_loss_in_a_partition_that_is_about_to_leave_is_not_hidden(world: World) -> None:
+    leave_behind(world)
+    assert world.opened().description.draining == [NAMES[0]], "it may leave at any time"
+    with pytest.raises(DataLoss, match="3 batches"):
+        world.consumer("billing")
+
+
+def test_f53_a_reader_that_runs_is_told_when_a_partition_leaves(world: World) -> None:
+    world.append(0, 0)
+    world.append(1, 1)
+    frozen = world.consumer("billing")
+    assert sorted(drained(frozen)) == [0, 1]
+    world.append(0, 2, 3)
+    world.append(1, 4)
+    world.runtime.advance(2 * DAY_MS / 1000)
+    assert world.read_and_stop("search", partitions=["0"]) == [0, 2, 3]
+    world.collect(0)
+    world.topic.drain("0")
+    world.runtime.advance(2 * DRAIN_S)
+    assert world.read_and_stop("search") == [1, 4]
+    assert world.opened().description.names == [NAMES[1]], "the partition has left"
+    batch = frozen.next_batch()
+    assert [bytes(value) for value in batch.entries] == [b"4"], "other partitions first"
+    batch.ack()
+    with pytest.raises(DataLoss, match=r"needs sequence 1, .* continues at 3: 2 batches"):
+        frozen.next_batch()
+
+
+def test_f53_a_reader_that_accepts_its_loss_is_not_told_again(world: World) -> None:
+    leave_behind(world)
+    world.read_and_stop("search")
+    assert world.opened().description.unread == {NAMES[0]: ("billing",)}
+    world.append(1, 7)
+    assert world.read_and_stop("billing", allow_data_loss=True) == [7]
+    assert world.opened().description.unread == {}
+    assert world.read_and_stop("billing") == []
+    assert world.consumer("billing").partitions == [NAMES[1]]
+
+
+def test_f53_a_reader_that_is_reset_to_the_end_is_not_told_again(world: World) -> None:
+    leave_behind(world)
+    world.read_and_stop("search")
+    target = Target(world.store, world.config(0), world.runtime)
+    reset_reader(view_of(target), "billing", 4)
+    world.append(1, 7)
+    assert world.read_and_stop("billing") == [7]
+    assert world.opened().description.unread == {}
+
+
+def test_f53_what_segments_still_keep_of_a_partition_that_left_is_read(
+    small_segments: None,
+) -> None:
+    """The entries that were still in the manifest were dropped when the partition left."""
+    world = RetainingWorld()
+    leave_behind(world, values=30)
+    end = world.moved(0)
+    assert end > 1
+    world.read_and_stop("search")
+    assert world.opened().description.names == [NAMES[1]], "the partition has left"
+    with world.consumer("billing") as billing:
+        for value in range(1, end):
+            batch = billing.next_batch()
+            assert [bytes(found) for found in batch.entries] == [b"%d" % value]
+            batch.ack()
+        with pytest.raises(DataLoss, match=rf"needs sequence {end}, .* at 31: ") as caught:
+            billing.next_batch()
+    assert "was drained, which does not wait for expired readers" in str(caught.value)
+    assert world.read_and_stop("billing", allow_data_loss=True) == []
+    assert world.opened().description.unread == {}
+
+
+def test_f53_a_program_that_saved_a_position_at_the_end_has_lost_nothing(world: World) -> None:
+    """It was killed after it had saved its results, and before it acknowledged them."""
+    leave_behind(world)
+    world.read_and_stop("search")
+    saved = {NAMES[0]: f"{world.index(0).queue_id}:3"}
+    with world.consumer("billing", saved) as consumer:
+        assert drained(consumer) == []
+    assert world.opened().description.unread == {}
+
+
+def test_f53_a_consumer_of_named_partitions_is_told_of_losses_in_these(world: World) -> None:
+    leave_behind(world)
+    world.read_and_stop("search")
+    with pytest.raises(DataLoss, match="3 batches"):
+        world.consumer("billing", partitions=["0"])
+    assert world.read_and_stop("billing", partitions=["1"]) == []
+    assert world.read_and_stop("billing", partitions=["0"], allow_data_loss=True) == []
+    with pytest.raises(InvalidInput, match="partition is '0': the topic has p-00001"):
+        world.consumer("billing", partitions=["0"])
+
+
+def test_f53_a_reader_without_the_right_to_write_the_description_starts(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_behind(world)
+    world.read_and_stop("search")
+    world.read_and_stop("billing", partitions=["1"])
+    with pytest.raises(DataLoss):
+        world.consumer("billing")
+    world.store.fail("put_if", TOPIC_KEY, PermanentStorageError("403 Forbidden"))
+    assert world.read_and_stop("billing", allow_data_loss=True) == []
+    assert "still names partitions that reader 'billing' has read" in caplog.text
+    world.store.heal()
+    assert world.opened().description.unread == {NAMES[0]: ("billing",)}
+
+
+def test_f53_objects_of_a_partition_that_an_operator_deleted_do_not_stop_a_reader(
+    world: World,
+) -> None:
+    leave_behind(world)
+    world.read_and_stop("search")
+    world.store.delete_many([info.key for info in world.store.list(NAMES[0]).objects])
+    assert world.read_and_stop("billing") == []
+    assert world.opened().description.unread == {}
+    assert not world.store.list(NAMES[0]).objects, "the partition was not created again"
+
+
+def test_f53_a_reader_that_read_everything_and_expired_is_not_named(world: World) -> None:
+    world.append(0, 1, 2)
+    assert world.read_and_stop("billing") == [1, 2]
+    world.runtime.advance(2 * DAY_MS / 1000)
+    world.read_and_stop("search")
+    world.collect(0, 1)
+    world.topic.drain("0")
+    world.runtime.advance(2 * DRAIN_S)
+    world.read_and_stop("search")
+    assert world.opened().description.names == [NAMES[1]]
+    assert world.opened().description.unread == {}
+    assert world.read_and_stop("billing") == []
+
+
+def test_f53_readers_that_the_description_has_no_room_for_are_counted_in_a_warning(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("opendata_buffer.topic.topic.MAX_UNREAD", 1)
+    monkeypatch.setattr("opendata_buffer.topic.description.MAX_UNREAD", 1)
+    assert world.read_and_stop("audit") == []
+    world.runtime.advance(1)
+    leave_behind(world)
+    world.read_and_stop("search")
+    assert world.opened().description.unread == {NAMES[0]: ("billing",)}
+    assert "The oldest 1 are dropped" in caplog.text
