@@ -480,7 +480,7 @@ def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None
         runtime: Clock and threads.
 
     Raises:
-        InvalidInput: There is no queue, and there never was one.
+        InvalidInput: The queue does not exist, and never did.
         QueueReset: The queue has lost its manifest.
     """
     if read_only(options, store, runtime).find() is not None:

@@ -170,7 +170,7 @@ class BufferStreamReader(DataSourceStreamReader):
 
 @contextmanager
 def _with_advice() -> Iterator[None]:
-    """Have errors say what they mean for a query."""
+    """Show errors in terms of a query."""
     try:
         with in_options():
             yield

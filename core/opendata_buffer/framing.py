@@ -210,7 +210,7 @@ class LineSplitter(Splitter):
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
         self._longest = max_bytes
-        self._too_long = 0  # Bytes read of a line that is too long; 0 if there is none.
+        self._too_long = 0  # Bytes read of a line that is too long; otherwise 0.
         # A list of pieces, because a growing string would be copied for every chunk.
         self._pieces: list[bytes] = []
         self._held = 0

@@ -263,7 +263,7 @@ def unlisted_markers(
 
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What one cycle did.
+    """The result of one cycle.
 
     Attributes:
         plan: The objects that were to be deleted.
@@ -529,7 +529,7 @@ class GarbageCollector:
         return queue.shorten(lambda: self._log, manifest) or index
 
     def _raise_floor(self, view: LogView, now_ms: int, dry_run: bool) -> LogIndex:
-        """Return the index after its log start offset was raised; what is before may go.
+        """Raise the log start offset, and return the index. Entries before it may be deleted.
 
         The index is written only if it is still the one that was read before the positions, so that
         a reader that registered or was reset since is not passed over.

@@ -337,7 +337,7 @@ class Sequencer:
             )
         for message in self._candidates(span):
             if message.clock and not span.low < message.clock <= span.high:
-                continue  # Sent twice, or beyond what the acknowledgement commits.
+                continue  # Sent twice, or later than the acknowledgement covers.
             span.begin = message.begin
             yield message
             if message.clock:

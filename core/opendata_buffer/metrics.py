@@ -31,7 +31,7 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     unit: str  # UCUM: ``By`` bytes, ``s`` seconds, ``{batch}`` a count of batches
     labels: tuple[str, ...]  # the attributes of every measurement
-    meaning: str  # what is counted, and when
+    meaning: str  # description of the measured value, and when it is measured
 
 
 _ROLE = ("role",)

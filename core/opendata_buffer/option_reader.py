@@ -96,7 +96,7 @@ class OptionReader:
     Args:
         options: Names and values.
         accepted: All names that exist, as documented.
-        what: What the options belong to, for messages, such as ``streaming source``.
+        what: The owner of the options, for messages, such as ``streaming source``.
 
     Raises:
         InvalidInput: A name does not exist.
@@ -248,7 +248,7 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
         The settings of the queue.
 
     Raises:
-        InvalidInput: There is no store, no other process can reach it, or a prefix or key cannot be
+        InvalidInput: No store is named, no other process can reach it, or a prefix or key cannot be
             used.
     """
     store = reader.text("path")

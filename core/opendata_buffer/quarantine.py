@@ -1,9 +1,10 @@
 """Copies of batches that could not be delivered, kept below the queue's data prefix.
 
-A batch that no consumer can read would stop its queue forever. Whoever skips it copies it first::
+A batch that no consumer can read would stop its queue forever. A program that skips it copies it
+first::
 
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
-    <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
+    <prefix>/_quarantine/<id>.json     the report: which batch, its fault, when, found by whom
 
 A task that is retried writes the same two objects again. The object is written before its report,
 so if the report exists, the copy is complete. This library's collectors never delete either.
@@ -93,7 +94,7 @@ def quarantine(
         entry: The queue entry of the batch.
         error: Why the batch could not be delivered.
         runtime: Its clock is used.
-        query: What found the batch, such as a Spark query's id; empty for a command.
+        query: The finder of the batch, such as a Spark query's id; empty for a command.
 
     Returns:
         The report.

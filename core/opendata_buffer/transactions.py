@@ -226,7 +226,7 @@ RECORD = Sidecar(
 
 
 class Verdict(Enum):
-    """What a topic's record says about one attempt at a batch."""
+    """The verdict of a topic's record on one attempt at a batch."""
 
     COMMITTED = "committed"
     """The record names the attempt's producer."""
@@ -317,7 +317,7 @@ def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitR
     An app id that equals the query's own id needs no check, because no other query can use it.
 
     Args:
-        record: The app's record as it was read; None if there is none.
+        record: The app's record as it was read; None if it does not exist.
         app: The app id.
         query: The id of the query; None for a writer that is not a query.
 
@@ -437,7 +437,7 @@ class OwnedRecord:
         return self._object.update(change, proof=proof, from_memory=True)
 
     def verdict(self, batch: int, producer: str) -> Verdict:
-        """Return what the record, as last read or written, says about an attempt."""
+        """Return the verdict on an attempt, by the record as it was last read or written."""
         record = self.record
         if record is None or record.batch < batch:
             return Verdict.OPEN
@@ -588,7 +588,7 @@ class TransactionCoordinator:
         return {} if owned is None or owned.record is None else owned.record.positions
 
     def verdict_on(self, txn: Transaction, producer: bytes) -> Verdict:
-        """Return what the record of an app that was begun or recovered says about an attempt."""
+        """Return the verdict on an attempt, by the record of an app that was begun or recovered."""
         return self._owned[txn.app].verdict(txn.batch, producer.hex())
 
     def prepare(self, attempt: Attempt, name: str) -> None:
@@ -641,7 +641,7 @@ class TransactionCoordinator:
         )
 
     def complete(self, attempt: Attempt, since: Mapping[str, int]) -> None:
-        """Write the markers of a committed attempt, and roll back what other runs left undecided.
+        """Write the markers of a committed attempt, and roll back undecided ones of other runs.
 
         After an error, the next run does it.
 

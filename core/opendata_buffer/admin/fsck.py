@@ -242,7 +242,7 @@ def _drop_problems_before(report: Report, first: int) -> None:
 
 
 def _index_fault(store: Store, log: Log, manifest: Manifest) -> Finding | None:
-    """Return what is wrong with the index of a log; None if nothing is."""
+    """Return the fault of a log's index; None if it is sound."""
     key = index_key(log.config)
     try:
         log.check_gap(log.need(marked=True), manifest)

@@ -86,7 +86,7 @@ def plan_rebuild(
     """Compare a manifest's bytes with the objects below the data prefix. No I/O.
 
     Args:
-        raw: The manifest's bytes; None if there is no manifest.
+        raw: The manifest's bytes; None if it does not exist.
         listing: The objects below the data prefix.
         seen: The highest position and epoch that the owner marker remembers.
         segments_end: The end of the segments of a log; 0 for a queue.

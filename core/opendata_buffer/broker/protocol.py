@@ -285,7 +285,7 @@ class WriteProofs:
     def clear(self) -> None:
         """Delete the objects that killed clients and brokers left, without raising an error.
 
-        Each has a few bytes. Those that cannot be deleted stay.
+        Each has a few bytes. One that cannot be deleted stays.
         """
         try:
             if left := self._store.list(self._folder, limit=1_000).objects:
@@ -518,7 +518,7 @@ def parse_renewal(body: Mapping[str, Any]) -> list[int]:
         The numbers.
 
     Raises:
-        ProtocolError: There is no list, or it is too long.
+        ProtocolError: The list is missing or too long.
     """
     numbers = body.get("n")
     if isinstance(numbers, list) and len(numbers) <= MAX_OPEN_REQUESTS:
@@ -747,7 +747,7 @@ def parse_beat(body: Mapping[str, Any]) -> list[int]:
         The tokens.
 
     Raises:
-        ProtocolError: There are no tokens, or they are not numbers.
+        ProtocolError: The tokens are missing, or are not numbers.
     """
     match body.get("tokens"):
         case [*tokens] if all(type(each) is int for each in tokens):

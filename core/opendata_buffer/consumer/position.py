@@ -375,7 +375,7 @@ class QueueProgress:
     def open_from(self) -> int | None:
         """The first sequence of the transactions that are undecided after the last offer.
 
-        None if there are none.
+        None if all are decided.
         """
         first = self._ahead.stable_end(self.next_offer)
         return first if first < self.next_offer else None

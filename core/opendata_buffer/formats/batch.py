@@ -551,7 +551,7 @@ def seal_pieces(
     Args:
         block: One block, or several that follow one another.
         record_count: Records in all blocks.
-        compression: Of the block.
+        compression: The compression of the block.
         level: Zstandard's level, 1 to 22. Readers accept any; OpenData RFC 0001 uses 3.
 
     Returns:

@@ -66,7 +66,7 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
 
     Raises:
         CorruptBatch: A frame is truncated or malformed, bytes are not a frame, a declared size
-            exceeds ``max_bytes`` or what the blocks can hold, a window is too large, or there are
+            exceeds ``max_bytes`` or the capacity of the blocks, a window is too large, or there are
             more frames or blocks than a writer makes of ``max_bytes``.
     """
     frames: list[Frame] = []

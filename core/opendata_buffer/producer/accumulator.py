@@ -123,10 +123,10 @@ class Accumulator:
 
         Args:
             request: The request.
-            when_room: If there is no room, this is called once, when it is worth trying again.
+            when_room: Called once if the buffer is full, when it is worth trying again.
 
         Returns:
-            The handle; None if there is no room.
+            The handle; None if the buffer is full.
 
         Raises:
             Closed: As :meth:`accept`.

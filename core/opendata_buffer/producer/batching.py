@@ -57,7 +57,7 @@ BUFFER_S = 0.001
 
 RECORD_HELD, PIECE_HELD, BUFFER_HELD, REQUEST_HELD = 64, 128, 256, 256
 """Bytes of ``max_buffered_bytes`` that a record, a piece, an append buffer and a produce request
-take for their Python objects, in addition to what is in them."""
+take for their Python objects, in addition to their content."""
 
 RANGE_BYTES = 16
 """Bytes that a metadata range takes in the manifest, in addition to its payload."""
@@ -466,7 +466,7 @@ class Batcher:
 
     @property
     def due_at(self) -> float | None:
-        """The time at which :meth:`take` has a batch; None if there is none."""
+        """The time at which :meth:`take` has a batch; None without a batch."""
         if not self.batches:
             return None
         first = self.batches[0]
@@ -554,7 +554,7 @@ class Batcher:
             batch.sealed_at = now
 
     def take(self, now: float) -> Batch | None:
-        """Return the oldest sealed batch, or the open one if it is due; None if there is none."""
+        """Return the oldest sealed batch, or the open one if it is due; otherwise None."""
         if not self.batches:
             return None
         first = self.batches[0]

@@ -7,8 +7,8 @@ would be.
 
 **The idea.** The producers of a process share one :class:`GroupCommitter`. A caller whose append
 finds no write in flight becomes the writer, and writes for every caller that is waiting. Those
-that come during the write wait for it, and one of them becomes the next writer. There is no thread
-of its own, so a single producer pays nothing for it.
+that come during the write wait for it, and one of them becomes the next writer. It needs no
+thread of its own, so a single producer pays nothing for it.
 
 **An example.** A, B and C append while no write is in flight::
 

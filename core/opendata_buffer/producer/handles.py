@@ -74,7 +74,7 @@ class Completion:
             timeout: Seconds; None waits without a limit.
 
         Raises:
-            TimeoutError: There is no outcome yet.
+            TimeoutError: The outcome is not known yet.
         """
         if not wait_for(self._runtime, self._condition, lambda: self.outcome, timeout):
             raise TimeoutError(
@@ -130,7 +130,7 @@ class Handle(ABC, Generic[Result]):
             What :meth:`result` would raise; None if the records are durable.
 
         Raises:
-            TimeoutError: There is no outcome yet.
+            TimeoutError: The outcome is not known yet.
         """
         self._wait(timeout)
         try:

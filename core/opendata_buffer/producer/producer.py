@@ -163,7 +163,7 @@ class Producer(Closeable):
             The handle; None if the item is too large for a batch.
         """
         held = len(item[0]) + PIECE_HELD if type(item) is tuple else len(item) + RECORD_HELD
-        # There is no call between reading `buffer.left` and writing it, so no other thread can
+        # No function is called between reading `buffer.left` and writing it, so no other thread can
         # subtract in between. The variable `append` saves 30 ns over calling `buffer.append(...)`.
         monotonic = self._monotonic
         now = monotonic()

@@ -265,7 +265,7 @@ class CasObject(Generic[T]):
 
         Args:
             decide: Returns the value that the object should have, given the value that it has (None
-                if there is no object). If it returns the same object, nothing is written. It is
+                if it does not exist). If it returns the same object, nothing is written. It is
                 called once for each attempt, so it must be pure.
             proof: Recognises a change that must not be applied twice. None for any other change.
             from_memory: Start with the value that was last seen, and save a read. A refusal, or a

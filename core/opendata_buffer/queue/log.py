@@ -289,7 +289,7 @@ class Log:
         """Write an index in place of the known one, which may be an old copy.
 
         Args:
-            known: The index as it was read; None if there was none that could be read.
+            known: The index as it was read; None if it could not be read.
             new: The index to write.
 
         Raises:

@@ -1,6 +1,6 @@
-"""The index of a log as a value: its bytes, and what each change makes of it.
+"""The index of a log as a value: its bytes, and the result of each change.
 
-The index says which segments there are, who reads the log, and from where on its entries are kept.
+The index names the segments, the readers of the log, and the first entry that is kept.
 Each change returns a new index, and counts itself::
 
     index = LogIndex.from_json(data)            # end 1792, changes 6

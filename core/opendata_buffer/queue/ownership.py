@@ -200,7 +200,7 @@ def claim_for_writing(
         store: Where the queue is.
         config: The queue.
         runtime: Clock and sleep. Default: those of the system.
-        missing: Returns the error to raise if there is no queue. None creates the queue.
+        missing: Returns the error to raise if the queue does not exist. None creates the queue.
         grace_ms: Grace period of a queue that has none yet, in milliseconds.
         recreate: Start the queue over if its manifest is gone or went back.
         uploaded: Locations of batches that the caller itself has just put there.

@@ -5,7 +5,7 @@ retention says. The retention is a time, a size, or both::
 
     readers at               1200, 1350
     retention keeps from     1100
-    log start offset         1100      the lowest of them; what is before may be deleted
+    log start offset         1100      the lowest of them; batches before it may be deleted
 
 The collector (:mod:`opendata_buffer.gc`) asks, and raises the log start offset (``floor``).
 

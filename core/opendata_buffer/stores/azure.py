@@ -337,7 +337,7 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
         **timeouts,
         # A conditional write that is sent twice would lose against itself (failure F1).
         "retry_total": 0,
-        # Azure never redirects. A server that does would get what is written, or be read as Azure.
+        # Azure never redirects. A redirect could send data to another server, or read from one.
         "permit_redirects": False,
         "max_single_put_size": _ONE_REQUEST,
         "max_single_get_size": _CHUNK,
@@ -475,7 +475,7 @@ def _status_of(error: Any) -> int:
 
 
 def _code_of(error: Any) -> str:
-    """Return Azure's error code, such as ``BlobNotFound``; empty if there is none."""
+    """Return Azure's error code, such as ``BlobNotFound``; empty without a code."""
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code) or "")
 

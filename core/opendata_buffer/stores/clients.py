@@ -94,7 +94,7 @@ def check_resolved(secret: str | None, what: str) -> None:
 
     Args:
         secret: The value; it is hidden in logs and errors from now on.
-        what: What it is and where it comes from, for the message.
+        what: Its name and origin, for the message.
 
     Raises:
         PermanentStorageError: It has a character other than visible ASCII.

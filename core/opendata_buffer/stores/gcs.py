@@ -276,7 +276,7 @@ def expected_generation(version: str | None) -> str:
     """Return the generation on whose condition an object is written; ``0`` means no object."""
     if version is None:
         return "0"
-    # What is no generation becomes 1, which no object has: they are microseconds since 1970.
+    # Another text becomes 1, which no object has: generations are microseconds since 1970.
     return version if version.isdecimal() and version != "0" else "1"
 
 

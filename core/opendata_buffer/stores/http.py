@@ -1,8 +1,8 @@
 """The common part of the stores for S3, Google Cloud Storage, and Azure, which speak HTTP.
 
-Each cloud's client sends a request once. :class:`CloudStore` adds the rest of what a
-:class:`~.base.Store` promises: deadlines, retries of requests that may be repeated, paging, the
-probe, and a root.
+Each cloud's client sends a request once. :class:`CloudStore` adds the other promises of a
+:class:`~.base.Store`: deadlines, retries of requests that may be repeated, paging, the probe, and
+a root.
 """
 
 from __future__ import annotations
@@ -400,14 +400,14 @@ class CloudStore(ABC):
                 )
             dates += [] if page.now_ms is None else [page.now_ms]
             keys += [each.key for each in page.objects]
-            # A service that ignores start_after must not repeat what the caller already has.
+            # A service that ignores start_after must not repeat keys that the caller already has.
             objects += [each for each in page.objects if each.key > start_after]
             token = page.token
             if not token or (most is not None and len(objects) >= most):
                 break
         is_part = token or begins_at or start_after
         if is_part and most is not None and keys != sorted(keys):
-            # What comes first is known only when everything was listed.
+            # The first keys are known only after everything was listed.
             self._unordered = True
             return self._list(prefix, start_after, limit, None)
         # Where the service sent no clock, its newest object is a lower bound: nothing looks older
@@ -699,7 +699,7 @@ def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] 
 
 
 def strong_etag(etag: str | None) -> str | None:
-    """Return the ETag of a response; None if there is none or if it is weak (``W/"..."``).
+    """Return the ETag of a response; None if it is missing or weak (``W/"..."``).
 
     A weak ETag says that two contents are equivalent, not that their bytes are equal.
     """

@@ -138,7 +138,7 @@ class FileLock:
             pause_s = min(pause_s * 2, 0.02)
 
     def load(self) -> int:
-        """Return the number last stored under this lock; 0 if there is none."""
+        """Return the number last stored under this lock; 0 before the first one."""
         if self._fd is None:
             return 0
         raw = os.pread(self._fd, 24, 0).strip()
@@ -180,7 +180,7 @@ def version_of(status: os.stat_result) -> str:
 
 
 def stat_file(path: str) -> os.stat_result | None:
-    """Return the status of a regular file; None if there is none of this name."""
+    """Return the status of a regular file; None if no such file has this name."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

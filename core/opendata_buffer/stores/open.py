@@ -42,9 +42,9 @@ class Scheme:
 
     Attributes:
         open: Returns the store at a location.
-        example: What such a URL looks like; empty for another spelling of a scheme.
+        example: Such a URL; empty for another spelling of a scheme.
         environment: Prefixes of the environment variables that the store depends on.
-        place: What the service calls the URL's host.
+        place: The service's word for the URL's host.
     """
 
     open: Callable[[Location, StoreOptions], Store]

@@ -517,7 +517,7 @@ class TopicProducer(Closeable):
         return active[self._calls % len(active)]
 
     def _sticky_partition(self, active: Sequence[str]) -> str:
-        # There is no lock: two threads may use two partitions at the same time, which is harmless.
+        # Without a lock, two threads may use two partitions at the same time, which is harmless.
         now = self._runtime.monotonic()
         ended = now >= self._sticky_until or self._sticky_left <= 0
         if ended or self._sticky not in active:
@@ -537,7 +537,7 @@ class TopicProducer(Closeable):
         sticky: bool = False,
     ) -> dict[str, tuple[Entries, BytesLike]]:
         """Return the entries and the metadata of each partition that gets some entries."""
-        # Check here and not in the producer of each part: without entries there are no parts.
+        # Check here and not in the producer of each part, because a call may have no parts.
         metadata = take_bytes("metadata", metadata)
         if partitioner is not None and not callable(partitioner):
             raise wrong_type("partitioner", partitioner, "a function such as partitioner.modulo")
