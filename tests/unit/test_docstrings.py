@@ -67,7 +67,7 @@ def raised_by(node: ast.AST, caught: frozenset[str] = frozenset()) -> Iterator[a
     """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Raise) and child.exc is not None:
-            raised = child.exc.func if isinstance(child.exc, ast.Call) else child.exc
+            raised = made_by(child.exc)
             if ast.unparse(raised) not in caught:
                 yield raised
         elif isinstance(child, ast.Try):
@@ -77,6 +77,15 @@ def raised_by(node: ast.AST, caught: frozenset[str] = frozenset()) -> Iterator[a
                 yield from raised_by(part, caught)
         elif not isinstance(child, Function | ast.Lambda):
             yield from raised_by(child, caught)
+
+
+def made_by(raised: ast.expr) -> ast.expr:
+    """Return ``Fenced`` for ``Fenced(...)``, and for ``Fenced(...).at(queue)``."""
+    while isinstance(raised, ast.Call):
+        raised = raised.func
+        if isinstance(raised, ast.Attribute) and isinstance(raised.value, ast.Call):
+            raised = raised.value
+    return raised
 
 
 def error_of(raiser: Raiser, raised: ast.expr) -> type[Exception] | None:
