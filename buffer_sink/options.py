@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression, Transaction
 from opendata_buffer.option_reader import (
-    STORAGE_OPTIONS,
     OptionReader,
+    accepted_options,
     names_one_queue,
+    one_of,
+    option,
+    option_values,
     storage_settings,
+    text,
+    whole_number,
 )
 from opendata_buffer.stores.open import open_store
 
 # Spark hands a streaming sink the options of the whole query, including Spark's own.
 _SPARK_OPTIONS = ("checkpointLocation", "queryName")
 
-SINK_OPTIONS = (
-    *STORAGE_OPTIONS,
-    "txnAppId",
-    "txnVersion",
-    "valueFormat",
-    "compression",
-    "partitioner",
-)
-
 PARTITIONERS = ("random", "modulo", "rendezvous")  # The last two use the column `key`.
+
+
+def _compression(reader: OptionReader, name: str, default: Compression) -> Compression:
+    return Compression[reader.choice(name, ("none", "zstd"), default.name.lower()).upper()]
+
+
+def _partitioner(reader: OptionReader, name: str, default: str | None) -> str | None:
+    return reader.choice(name, PARTITIONERS, PARTITIONERS[0]) if reader.given(name) else default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,22 +44,26 @@ class SinkOptions:
     """
 
     queue: QueueConfig
-    grace_ms: int | None = None  # For a queue that the sink creates, or that has none.
+    # For a queue that the sink creates, or that has none.
+    grace_ms: int | None = option("gcGracePeriodMs", None, whole_number(least=1))
     # Not compared, so that all writes of a process to a queue share a committer and its manifest.
-    app: str | None = field(default=None, compare=False)  # None: a stream's query id
-    version: int | None = field(default=None, compare=False)  # None: a stream's batch id
+    app: str | None = option("txnAppId", None, text, compare=False)  # None: a stream's query id
+    version: int | None = option(  # None: a stream's batch id
+        "txnVersion", None, whole_number(), compare=False
+    )
     target_batch_bytes: int = 8 * MIB  # A task closes a batch at this size of its block.
     max_batch_bytes: int = 256 * MIB  # Readers refuse larger record blocks.
     gather_bytes: int = 65_536  # With at most this much, a task sends its rows to the driver.
-    value_format: str = "bytes"
-    compression: Compression = Compression.NONE
+    value_format: str = option("valueFormat", "bytes", one_of("bytes", "json"))
+    compression: Compression = option("compression", Compression.NONE, _compression)
     upload_concurrency: int = 4  # Concurrent uploads of one task.
     # Runs of equal metadata in one task. Each run takes space in the manifest (failure F35).
     max_metadata_ranges: int = 100_000
     # From the plan of a write to its commit. The names of batches are dated this far ahead
     # (decision 0012).
     max_write_duration_ms: int = 21_600_000
-    partitioner: str | None = None  # None if not given, which means ``random``.
+    # None if not given, which means ``random``.
+    partitioner: str | None = option("partitioner", None, _partitioner)
     one_queue: bool = False  # Whether a data prefix or a manifest is named.
 
     def __post_init__(self) -> None:
@@ -116,27 +124,22 @@ class SinkOptions:
         return parsed
 
 
+SINK_OPTIONS = accepted_options(SinkOptions)
+
+
 def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     reader = OptionReader(options, (*SINK_OPTIONS, *_SPARK_OPTIONS), what)
-    compression = reader.choice("compression", ("none", "zstd"), "none")
-    queue = storage_settings(reader)
-    is_given = reader.text("partitioner") is not None
-    partitioner = reader.choice("partitioner", PARTITIONERS, "random") if is_given else None
-    one_queue = names_one_queue(reader)
-    if one_queue and partitioner is not None:
-        raise InvalidInput(
-            f"option partitioner is {partitioner!r}, but dataPathPrefix or manifestPath names one "
-            "queue: a partitioner divides rows among the partitions of a topic. Leave out one of "
-            "them."
-        )
-    open_store(queue.store, queue.store_options)  # An invalid URL fails here, not in a task.
-    return SinkOptions(
-        queue=queue,
-        grace_ms=reader.integer("gcGracePeriodMs", None, least=1),
-        app=reader.text("txnAppId"),
-        version=reader.integer("txnVersion", None),
-        value_format=reader.choice("valueFormat", ("bytes", "json"), "bytes"),
-        compression=Compression[compression.upper()],
-        partitioner=partitioner,
-        one_queue=one_queue,
+    parsed = SinkOptions(
+        queue=storage_settings(reader),
+        one_queue=names_one_queue(reader),
+        **option_values(SinkOptions, reader),
     )
+    if parsed.one_queue and parsed.partitioner is not None:
+        raise InvalidInput(
+            f"option partitioner is {parsed.partitioner!r}, but dataPathPrefix or manifestPath "
+            "names one queue: a partitioner divides rows among the partitions of a topic. Leave "
+            "out one of them."
+        )
+    # An invalid URL fails here, not in a task.
+    open_store(parsed.queue.store, parsed.queue.store_options)
+    return parsed

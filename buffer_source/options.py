@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opendata_buffer import errors
 from opendata_buffer.config import (
@@ -25,10 +25,16 @@ from opendata_buffer.config import (
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
 from opendata_buffer.hints import Action, Hint
 from opendata_buffer.option_reader import (
-    STORAGE_OPTIONS,
     OptionReader,
+    Read,
+    accepted_options,
+    boolean,
     names_one_queue,
+    one_of,
+    option,
+    option_values,
     storage_settings,
+    whole_number,
 )
 from opendata_buffer.queue.sidecar import is_number
 from opendata_buffer.stores.open import open_store
@@ -58,27 +64,115 @@ PROGRAM = "Spark"  # The program in the consumer info of a queue that the source
 
 _OF_CSV = ("sep", "quote", "nullValue")
 
-SOURCE_OPTIONS = (
-    *STORAGE_OPTIONS,
-    "startingOffsets",
-    "startingTimestamp",
-    "isolationLevel",
-    "failOnDataLoss",
-    "corruptBatches",
-    "minPartitions",
-    "valueFormat",
-    "mode",
-    *_OF_CSV,
-    "acknowledge",
-    "reader",
-    "createIfMissing",
-    "maxBatchesPerTrigger",
-    "maxBytesPerTrigger",
-    "maxOffsetsPerTrigger",
-    "gcEnabled",
-    "endingOffsets",
-    "endingTimestamp",
-)
+
+def _value_options(
+    read: OptionReader, name: str, default: ValueOptions | None
+) -> ValueOptions | None:
+    """Return how to read records into columns; the default for ``bytes``, without columns."""
+    value_format = read.choice(name, ("bytes", "json", "csv"), "bytes")
+    for names, formats in ((("mode",), ("json", "csv")), (_OF_CSV, ("csv",))):
+        for other in names:
+            if value_format not in formats and read.given(other):
+                raise errors.InvalidInput(
+                    f"option {other} is given and valueFormat is {value_format}: it sets how "
+                    f"{' or '.join(formats)} is read, so set valueFormat, or leave it out"
+                )
+    if value_format == "bytes":
+        return default
+    sep, quote = read.raw("sep", ","), read.raw("quote", '"')
+    for character, value in (("sep", sep), ("quote", quote)):
+        if len(value.encode()) > 1 or (character == "sep" and not value) or value in ("\n", "\r"):
+            raise errors.InvalidInput(
+                f"option {character} is {value!r}: use one ASCII character"
+                + ("" if character == "sep" else ", or nothing for none")
+            )
+    from opendata_buffer.values import ValueOptions  # Arrow's readers take 60 ms to load.
+
+    return ValueOptions(
+        format=value_format,
+        mode=read.choice("mode", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"),
+        sep=sep,
+        quote=quote,
+        null_value=read.raw("nullValue", ""),
+    )
+
+
+def _time_instead_of(offsets: str) -> Read[int | None]:
+    """Return a function that reads a time, which excludes the option of offsets."""
+
+    def read_time(read: OptionReader, name: str, default: int | None) -> int | None:
+        value = read.text(name)
+        if value is None:
+            return default
+        if read.text(offsets) is not None:
+            raise errors.InvalidInput(
+                f"options {name} ({value!r}) and {offsets} are both given: leave one out"
+            )
+        return _milliseconds(name, value)
+
+    return read_time
+
+
+def _milliseconds(name: str, value: str) -> int:
+    text = value.strip()
+    if text.isascii() and text.isdigit() and len(text) <= 15:
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise errors.InvalidInput(
+            f"option {name} is {value!r}: use milliseconds since the Unix epoch such as "
+            "1767225600000, or a date and time with its zone such as 2026-01-01T00:00:00Z"
+        )
+    return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+def _position(read: OptionReader, name: str, default: Offsets | None) -> Any:
+    """Return :data:`Offsets`, or the default."""
+    value = read.text(name)
+    if value is None:
+        return default
+    word = value.strip().lower()
+    allowed = (EARLIEST, LATEST) if name == "startingOffsets" else (LATEST,)
+    if word in allowed:
+        return word
+    if word.isascii() and word.isdigit() and len(word) <= 19 and int(word) < 1 << 63:
+        return int(word)
+    try:
+        offsets = json.loads(value)
+    except (ValueError, RecursionError):
+        offsets = None
+    if (
+        isinstance(offsets, dict)
+        and offsets
+        and all(number_meant(each) is not None for each in offsets)
+        and all(map(is_number, offsets.values()))
+    ):
+        return tuple(sorted(offsets.items()))
+    words = ", ".join(repr(each) for each in allowed)
+    raise errors.InvalidInput(
+        f"option {name} is {value!r}: use {words} or a sequence such as 42; of a topic sequences "
+        'by partition such as {"0": 42, "1": 7}'
+    )
+
+
+def _reader_name(read: OptionReader, name: str, default: str) -> str:
+    value = read.text(name) or default
+    if value:
+        check_reader_name(value)
+    return value
+
+
+def _collector(
+    read: OptionReader, name: str, default: GarbageCollectorConfig
+) -> GarbageCollectorConfig:
+    return replace(
+        default,
+        enabled=read.boolean(name, default.enabled),
+        grace_period_ms=read.integer("gcGracePeriodMs", default.grace_period_ms, least=1),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,23 +185,30 @@ class SourceOptions:
 
     queue: QueueConfig
     one_queue: bool = True  # False if the store may hold a topic instead.
-    starting_offsets: Offsets = EARLIEST
-    starting_timestamp_ms: int | None = None
-    ending_offsets: Offsets | None = None  # The first sequence not read; None is latest.
-    ending_timestamp_ms: int | None = None
-    isolation: str = READ_COMMITTED
-    fail_on_data_loss: bool = True
-    corrupt_batches: str = FAIL
-    acknowledge: bool = True
-    reader: str = ""
-    create_if_missing: bool = False
-    max_batches: int | None = None
-    max_bytes: int | None = None
-    max_records: int | None = None
+    starting_offsets: Offsets = option("startingOffsets", EARLIEST, _position)
+    starting_timestamp_ms: int | None = option(
+        "startingTimestamp", None, _time_instead_of("startingOffsets")
+    )
+    isolation: str = option("isolationLevel", READ_COMMITTED, one_of(*ISOLATION_LEVELS))
+    fail_on_data_loss: bool = option("failOnDataLoss", True, boolean)
+    corrupt_batches: str = option("corruptBatches", FAIL, one_of(FAIL, QUARANTINE))
+    min_partitions: int | None = option("minPartitions", None, whole_number(least=1))
+    values: ValueOptions | None = option(  # None to deliver records as ``value``.
+        "valueFormat", None, _value_options, also=("mode", *_OF_CSV)
+    )
+    acknowledge: bool = option("acknowledge", True, boolean)
+    reader: str = option("reader", "", _reader_name)
+    create_if_missing: bool = option("createIfMissing", False, boolean)
+    max_batches: int | None = option("maxBatchesPerTrigger", None, whole_number(least=1))
+    max_bytes: int | None = option("maxBytesPerTrigger", None, whole_number(least=1))
+    max_records: int | None = option("maxOffsetsPerTrigger", None, whole_number(least=1))
+    gc: GarbageCollectorConfig = option("gcEnabled", GarbageCollectorConfig(), _collector)
+    # The first sequence not read; None is latest.
+    ending_offsets: Offsets | None = option("endingOffsets", None, _position)
+    ending_timestamp_ms: int | None = option(
+        "endingTimestamp", None, _time_instead_of("endingOffsets")
+    )
     cores: int | None = None  # Concurrent tasks, as found by pyspark_opendata_buffer.register.
-    min_partitions: int | None = None
-    values: ValueOptions | None = None  # None to deliver records as ``value``.
-    gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
 
     @classmethod
     def from_spark(cls, options: Mapping[str, str], cores: int | None = None) -> SourceOptions:
@@ -126,31 +227,11 @@ class SourceOptions:
         read = OptionReader(options, SOURCE_OPTIONS, "opendata-buffer source")
         queue = storage_settings(read)
         open_store(queue.store, queue.store_options)  # An invalid URL fails at load().
-        if reader := read.text("reader") or "":
-            check_reader_name(reader)
         return cls(
             queue=queue,
             one_queue=names_one_queue(read),
-            starting_offsets=_position(read, "startingOffsets", EARLIEST),
-            starting_timestamp_ms=_timestamp(read, "startingTimestamp", "startingOffsets"),
-            ending_offsets=_position(read, "endingOffsets", None),
-            ending_timestamp_ms=_timestamp(read, "endingTimestamp", "endingOffsets"),
-            isolation=read.choice("isolationLevel", ISOLATION_LEVELS, READ_COMMITTED),
-            fail_on_data_loss=read.boolean("failOnDataLoss", True),
-            corrupt_batches=read.choice("corruptBatches", (FAIL, QUARANTINE), FAIL),
-            acknowledge=read.boolean("acknowledge", True),
-            reader=reader,
-            create_if_missing=read.boolean("createIfMissing", False),
-            max_batches=read.integer("maxBatchesPerTrigger", None, least=1),
-            max_bytes=read.integer("maxBytesPerTrigger", None, least=1),
-            max_records=read.integer("maxOffsetsPerTrigger", None, least=1),
             cores=cores,
-            min_partitions=read.integer("minPartitions", None, least=1),
-            values=_value_options(read),
-            gc=GarbageCollectorConfig(
-                enabled=read.boolean("gcEnabled", True),
-                grace_period_ms=read.integer("gcGracePeriodMs", None, least=1),
-            ),
+            **option_values(cls, read),
         )
 
     def check_stream(self) -> None:
@@ -264,59 +345,6 @@ class SourceOptions:
         return self.corrupt_batches == QUARANTINE
 
 
-def _value_options(read: OptionReader) -> ValueOptions | None:
-    """Return how to read records into columns; None for ``valueFormat=bytes``, without columns."""
-    value_format = read.choice("valueFormat", ("bytes", "json", "csv"), "bytes")
-    for names, formats in ((("mode",), ("json", "csv")), (_OF_CSV, ("csv",))):
-        for name in names:
-            if value_format not in formats and read.given(name):
-                raise errors.InvalidInput(
-                    f"option {name} is given and valueFormat is {value_format}: it sets how "
-                    f"{' or '.join(formats)} is read, so set valueFormat, or leave it out"
-                )
-    if value_format == "bytes":
-        return None
-    sep, quote = read.raw("sep", ","), read.raw("quote", '"')
-    for name, value in (("sep", sep), ("quote", quote)):
-        if len(value.encode()) > 1 or (name == "sep" and not value) or value in ("\n", "\r"):
-            raise errors.InvalidInput(
-                f"option {name} is {value!r}: use one ASCII character"
-                + ("" if name == "sep" else ", or nothing for none")
-            )
-    from opendata_buffer.values import ValueOptions  # Arrow's readers take 60 ms to load.
-
-    return ValueOptions(
-        format=value_format,
-        mode=read.choice("mode", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"),
-        sep=sep,
-        quote=quote,
-        null_value=read.raw("nullValue", ""),
-    )
-
-
-def _timestamp(read: OptionReader, name: str, offsets: str) -> int | None:
-    value = read.text(name)
-    if value is None:
-        return None
-    if read.text(offsets) is not None:
-        raise errors.InvalidInput(
-            f"options {name} ({value!r}) and {offsets} are both given: leave one out"
-        )
-    text = value.strip()
-    if text.isascii() and text.isdigit() and len(text) <= 15:
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise errors.InvalidInput(
-            f"option {name} is {value!r}: use milliseconds since the Unix epoch such as "
-            "1767225600000, or a date and time with its zone such as 2026-01-01T00:00:00Z"
-        )
-    return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
-
-
 def _offset_of(partition: str, offsets: T, default: str) -> T | str | int:
     if not isinstance(offsets, tuple):
         return offsets
@@ -324,29 +352,4 @@ def _offset_of(partition: str, offsets: T, default: str) -> T | str | int:
     return next(found, default)
 
 
-def _position(read: OptionReader, name: str, default: T) -> Offsets | T:
-    value = read.text(name)
-    if value is None:
-        return default
-    word = value.strip().lower()
-    allowed = (EARLIEST, LATEST) if name == "startingOffsets" else (LATEST,)
-    if word in allowed:
-        return word
-    if word.isascii() and word.isdigit() and len(word) <= 19 and int(word) < 1 << 63:
-        return int(word)
-    try:
-        offsets = json.loads(value)
-    except (ValueError, RecursionError):
-        offsets = None
-    if (
-        isinstance(offsets, dict)
-        and offsets
-        and all(number_meant(each) is not None for each in offsets)
-        and all(map(is_number, offsets.values()))
-    ):
-        return tuple(sorted(offsets.items()))
-    words = ", ".join(repr(each) for each in allowed)
-    raise errors.InvalidInput(
-        f"option {name} is {value!r}: use {words} or a sequence such as 42; of a topic sequences "
-        'by partition such as {"0": 42, "1": 7}'
-    )
+SOURCE_OPTIONS = accepted_options(SourceOptions)

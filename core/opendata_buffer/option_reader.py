@@ -1,12 +1,25 @@
-"""Typed settings from Spark's options, a mapping of strings whose names arrive in lower case."""
+"""Typed settings from Spark's options, a mapping of strings whose names arrive in lower case.
+
+A dataclass of settings declares each option next to its field: its name, its default, and how its
+text is read. The names that are accepted and the values of the fields follow from that::
+
+    @dataclass(frozen=True, kw_only=True)
+    class SourceOptions:
+        queue: QueueConfig
+        fail_on_data_loss: bool = option("failOnDataLoss", True, boolean)
+
+    reader = OptionReader(options, accepted_options(SourceOptions), "streaming source")
+    SourceOptions(queue=storage_settings(reader), **option_values(SourceOptions, reader))
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import field, fields
+from typing import Any, NamedTuple, TypeVar
 
 from opendata_buffer.config import (
     DEFAULT_DATA_PATH_PREFIX,
@@ -219,6 +232,94 @@ class OptionReader:
             if value.strip().lower() == choice.lower():
                 return choice
         raise InvalidInput(f"option {name} is {value!r}: use {' or '.join(choices)}")
+
+
+T = TypeVar("T")
+
+Read = Callable[[OptionReader, str, T], T]
+"""Reads the option of a name, or returns the default."""
+
+
+class _Option(NamedTuple):
+    """How a field is read from options."""
+
+    name: str
+    read: Read[Any]
+    also: tuple[str, ...]
+
+
+def option(
+    name: str, default: T, read: Read[T], *, also: tuple[str, ...] = (), compare: bool = True
+) -> T:
+    """Declare a field of a dataclass that an option sets.
+
+    Args:
+        name: The option.
+        default: The value if it is not given.
+        read: Reads the option, such as :func:`boolean`.
+        also: Further options that ``read`` uses.
+        compare: Whether two values of the dataclass that differ only here are different.
+
+    Returns:
+        The field. The type is the value's, as for :func:`dataclasses.field`.
+    """
+    made: Any = field(
+        default=default, compare=compare, metadata={"option": _Option(name, read, also)}
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def accepted_options(settings: type) -> tuple[str, ...]:
+    """Return the names of the options that a dataclass declares, after :data:`STORAGE_OPTIONS`."""
+    declared = (found for _, found in _declared_in(settings))
+    names = (name for found in declared for name in (found.name, *found.also))
+    return tuple(dict.fromkeys((*STORAGE_OPTIONS, *names)))
+
+
+def option_values(settings: type, reader: OptionReader) -> dict[str, Any]:
+    """Read all options that a dataclass declares.
+
+    Args:
+        settings: The dataclass.
+        reader: The options.
+
+    Returns:
+        The values, by the names of the fields.
+
+    Raises:
+        InvalidInput: A value is not accepted.
+    """
+    return {
+        name: found.read(reader, found.name, default)
+        for (name, default), found in _declared_in(settings)
+    }
+
+
+def _declared_in(settings: type) -> Iterator[tuple[tuple[str, Any], _Option]]:
+    for each in fields(settings):
+        if (found := each.metadata.get("option")) is not None:
+            yield (each.name, each.default), found
+
+
+def boolean(reader: OptionReader, name: str, default: bool) -> bool:
+    """Read an option that is true or false; see :meth:`OptionReader.boolean`."""
+    return reader.boolean(name, default)
+
+
+def text(reader: OptionReader, name: str, default: str | None) -> str | None:
+    """Read an option that is a text; see :meth:`OptionReader.text`."""
+    value = reader.text(name)
+    return default if value is None else value
+
+
+def whole_number(least: int = 0) -> Read[int | None]:
+    """Return a function that reads a whole number; see :meth:`OptionReader.integer`."""
+    return lambda reader, name, default: reader.integer(name, default, least=least)
+
+
+def one_of(*words: str) -> Read[str]:
+    """Return a function that reads one of a few words; see :meth:`OptionReader.choice`."""
+    return lambda reader, name, default: reader.choice(name, words, default)
 
 
 def names_one_queue(reader: OptionReader) -> bool:

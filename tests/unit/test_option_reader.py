@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,14 @@ from opendata_buffer.option_reader import (
     INSTEAD,
     STORAGE_OPTIONS,
     OptionReader,
+    accepted_options,
+    boolean,
     in_options,
+    one_of,
+    option,
+    option_values,
     storage_settings,
+    whole_number,
 )
 
 NAMES = ("maxBatches", "flag", "mode", *STORAGE_OPTIONS)
@@ -194,3 +201,32 @@ def test_an_error_keeps_its_surface_on_the_way_from_a_task_to_the_driver() -> No
     with pytest.raises(Conflict), in_options():
         raise error
     assert "timeout" not in str(pickle.loads(pickle.dumps(error)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """Settings with one option of each kind, and a field that no option sets."""
+
+    store: str
+    pages: int | None = option("maxPages", None, whole_number(least=1))
+    quick: bool = option("quick", False, boolean)
+    order: str = option("order", "first", one_of("first", "last"))
+    rows: str = option(
+        "rows", "none", lambda read, name, default: read.raw(name, default), also=("x",)
+    )
+
+
+def test_an_option_is_declared_once_and_then_accepted_and_read() -> None:
+    accepted = accepted_options(Declared)
+    assert accepted == (*STORAGE_OPTIONS, "maxPages", "quick", "order", "rows", "x")
+    for given, values in (
+        ({}, {"pages": None, "quick": False, "order": "first", "rows": "none"}),
+        (
+            {"maxpages": "3", "quick": "true", "ORDER": "Last", "x": "1"},
+            {"pages": 3, "quick": True, "order": "last", "rows": "none"},
+        ),
+    ):
+        assert option_values(Declared, OptionReader(given, accepted, "source")) == values
+    assert Declared(store="s") == Declared(store="s", pages=None, quick=False)
+    with pytest.raises(InvalidInput, match="maxPages is '0': use a whole number of at least 1"):
+        option_values(Declared, OptionReader({"maxPages": "0"}, accepted, "source"))
