@@ -28,6 +28,9 @@ def measure(suite: str, progress: Console, failures: list[str]) -> Iterator[Row]
         suite: Name of the suite.
         progress: The console that gets the rows.
         failures: Gets the name of the suite if it raises an error.
+
+    Yields:
+        The rows of the suite.
     """
     try:
         with progress.status(f"{suite} ..."):

@@ -183,6 +183,9 @@ def producers_with_broker(count: int, least: float, p99_ms: float) -> Row:
         count: Number of processes.
         least: Goal, batches per second.
         p99_ms: Goal, milliseconds until a batch is durable.
+
+    Returns:
+        The row of the suite.
     """
     with _queue() as root, _broker(root) as observe:
         before = observe()

@@ -31,7 +31,7 @@ LENGTH_BYTES = 4
 
 @functools.cache
 def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
-    """Return the first record batch that our source would make of ``rows`` records.
+    """Build the first record batch that our source would make of ``rows`` records.
 
     A worker builds it once.
 
@@ -39,6 +39,9 @@ def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
         schema: The columns.
         size: Bytes of a record.
         rows: Number of records.
+
+    Returns:
+        The record batch.
     """
     from benchmarks.stores import records_of
     from buffer_source.task import RowBuilder

@@ -71,10 +71,13 @@ def write_queue(directory: str, batches: int) -> None:
 
 
 def command_cpu_seconds(*words: str) -> float:
-    """Return the CPU seconds of a command, the least of some tries.
+    """Measure a command.
 
     Args:
-        words: The arguments of ``opendata-buffer``.
+        *words: The arguments of ``opendata-buffer``.
+
+    Returns:
+        CPU seconds, the least of some tries.
 
     Raises:
         CalledProcessError: The command failed.

@@ -87,25 +87,31 @@ class KafkaPrices:
     fill: float = 0.5
 
     def network(self, gb_per_s: float, *, near_reads: bool) -> float:
-        """Return the dollars a month for transfer between zones.
+        """Compute the cost of the transfer between zones.
 
-        Two of three producers are in another zone than the leader of the partition, and two
-        copies go to the other zones. Without ``near_reads``, two of three consumers also read
-        from another zone.
+        Two of three producers are in another zone than the leader of the partition, and two copies
+        go to the other zones. Without ``near_reads``, two of three consumers also read from another
+        zone.
 
         Args:
             gb_per_s: GB that are produced per second.
             near_reads: Consumers may fetch from the nearest replica.
+
+        Returns:
+            Dollars a month.
         """
         times = 2 / 3 + 2 + (0 if near_reads else 2 / 3)
         return gb_per_s * SECONDS_A_MONTH * times * self.zone_gb
 
     def disks(self, gb_per_s: float, kept_s: float) -> float:
-        """Return the dollars a month for the disks of three replicas.
+        """Compute the cost of the disks of three replicas.
 
         Args:
             gb_per_s: GB that are produced per second.
             kept_s: Seconds for which a record is kept.
+
+        Returns:
+            Dollars a month.
         """
         return 3 * gb_per_s * kept_s * self.disk_gb_month / self.fill
 

@@ -120,13 +120,16 @@ def rows() -> Iterator[Row]:
 
 
 def line_row(name: str, costs: Mapping[int, float], unit: str, scale: float = 1.0) -> Row:
-    """Return a row for a cost that may grow as the work does.
+    """Make a row for a cost that may grow as the work does.
 
     Args:
         name: The cost, and the work by which it grows.
         costs: The cost at each size of the work.
         unit: Unit of the costs after they are multiplied by ``scale``.
         scale: Factor for showing the costs.
+
+    Returns:
+        The row.
     """
     steps = [costs[more] / costs[less] / (more / less) for less, more in pairwise(costs)]
     return _row(name, max(steps), "the cost of a unit", LINE, costs, unit, scale)
@@ -135,7 +138,7 @@ def line_row(name: str, costs: Mapping[int, float], unit: str, scale: float = 1.
 def flat_row(
     name: str, costs: Mapping[int, float], unit: str, goal: float = FLAT, scale: float = 1.0
 ) -> Row:
-    """Return a row for a cost that must not grow.
+    """Make a row for a cost that must not grow.
 
     Args:
         name: The cost, and the work by which it must not grow.
@@ -143,6 +146,9 @@ def flat_row(
         unit: Unit of the costs after they are multiplied by ``scale``.
         goal: Highest ratio of the last cost to the one before it.
         scale: Factor for showing the costs.
+
+    Returns:
+        The row.
     """
     *_, before, last = costs.values()
     return _row(name, last / before, "as much", goal, costs, unit, scale)
@@ -224,11 +230,14 @@ def _driver(store: Store, runtime: Runtime) -> MicroBatchStream:
 
 
 def plan_seconds(store: Store, expected: int) -> float:
-    """Return the CPU seconds of the first trigger of a query, from ``latestOffset`` to the tasks.
+    """Measure the first trigger of a query, from ``latestOffset`` to the tasks.
 
     Args:
         store: The store.
         expected: Number of batches in all tasks.
+
+    Returns:
+        CPU seconds, the median of some tries.
     """
 
     def trigger() -> None:

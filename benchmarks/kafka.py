@@ -87,10 +87,13 @@ def why_not() -> str:
 
 
 def jars(artifact: str) -> list[Path]:
-    """Return the jars of an artifact and of its dependencies. The first call downloads them.
+    """Find the jars of an artifact and of its dependencies. The first call downloads them.
 
     Args:
         artifact: Group, name and version, with colons.
+
+    Returns:
+        The paths of the jars.
     """
     group, name, version = artifact.split(":")
     folder = CACHE / _folder(artifact)
@@ -216,14 +219,17 @@ def fill(
 def consuming(
     address: str, topic: str, timeout_s: float, *, first_record: bool
 ) -> Iterator[Callable[[], list[bytes]]]:
-    """Give a function that takes the next records of a topic, at most 1,000.
+    """Open a consumer of a topic.
 
     Args:
         address: Address of the broker.
         topic: Name of the topic.
         timeout_s: Seconds that the function waits for records.
-        first_record: The topic has one record. Read it first, so that the consumer joins its
-            group before the measurement begins.
+        first_record: The topic has one record. Read it first, so that the consumer joins its group
+            before the measurement begins.
+
+    Yields:
+        A function that takes the next records, at most 1,000.
 
     Raises:
         RuntimeError: The first record did not come.
@@ -242,10 +248,13 @@ def consuming(
 
 @contextmanager
 def spark_session(address: str | None) -> Iterator[tuple[SparkSession, Path]]:
-    """Give a Spark session and a directory, with Kafka's connector if there is a broker.
+    """Start a Spark session, with Kafka's connector if there is a broker.
 
     Args:
         address: Address of the broker, or ``None``.
+
+    Yields:
+        The session and an empty directory.
     """
     from benchmarks.queries import session
 

@@ -69,6 +69,9 @@ def rows(address: str | None) -> Iterator[Row]:
 
     Args:
         address: Address of Kafka, or ``None`` to measure our side alone.
+
+    Yields:
+        The rows of the measurement.
     """
     durable = f"ours, {FLUSH_MS} ms flush, waits for its disk"
     measures: dict[str, Callable[[], list[float]]] = {durable: partial(_ours, FLUSH_MS, None)}
@@ -89,6 +92,9 @@ def spark_rows(spark: SparkSession, address: str | None) -> Iterator[Row]:
     Args:
         spark: A session.
         address: Address of Kafka, or ``None`` to measure our side alone.
+
+    Yields:
+        The row of the measurement.
     """
     ours = f"ours, {FLUSH_MS} ms flush"
     measures: dict[str, Callable[[], list[float]]] = {ours: partial(_ours_in_spark, spark)}
@@ -150,11 +156,14 @@ def produce_to_kafka(address: str, topic: str, seconds: float, settings: dict[st
 
 @contextmanager
 def consuming_topic(directory: str, timeout_s: float) -> Iterator[Take]:
-    """Give a function that takes and acknowledges the next batch of one of our topics.
+    """Open a consumer of one of our topics.
 
     Args:
         directory: Directory of the topic.
         timeout_s: Seconds that the function waits for a batch.
+
+    Yields:
+        A function that takes and acknowledges the next batch.
     """
     with TopicConsumer(directory) as consumer:
 

@@ -197,6 +197,9 @@ def write_log(url: str, waiting: int) -> None:
 class LargestManifest:
     """A store that remembers the size of the largest manifest written to it.
 
+    Args:
+        inner: The store that holds the objects.
+
     Attributes:
         most: That size in bytes.
     """
@@ -217,6 +220,9 @@ class LargestManifest:
 
 def append_seconds(url: str) -> tuple[list[float], int]:
     """Append batches one after the other.
+
+    Args:
+        url: The store of the log.
 
     Returns:
         The seconds from each call until its batch was durable, and the bytes of the largest

@@ -45,6 +45,9 @@ def sized(full: T, *, tiny: T) -> T:
     Args:
         full: The value for a real measurement.
         tiny: The smallest value with which the code still runs.
+
+    Returns:
+        The value for this run.
     """
     return tiny if is_tiny() else full
 
@@ -115,6 +118,9 @@ def interleave(ours: Callable[[], object], base: Callable[[], object], runs: int
         ours: The measured call.
         base: The yardstick.
         runs: Number of turns.
+
+    Returns:
+        The medians of both calls, and of their ratio.
     """
     gc.collect()
     cpu_seconds(ours)
@@ -243,7 +249,7 @@ def apart(target: Callable[..., None], *arguments: Any) -> Any:
 
     Args:
         target: The function. Its last parameter is a queue, into which it puts its result.
-        arguments: Its other arguments.
+        *arguments: Its other arguments.
 
     Returns:
         The object that the function put into the queue.

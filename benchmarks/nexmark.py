@@ -72,10 +72,13 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def time_of(us: int) -> str:
-    """Return a time of the generator in ISO 8601.
+    """Write a time of the generator in ISO 8601.
 
     Args:
         us: Microseconds since the first event.
+
+    Returns:
+        The text.
     """
     second, us = divmod(us, 1_000_000)
     minute, second = divmod(second, 60)
@@ -89,6 +92,9 @@ def events(count: int = EVENTS, seed: int = SEED) -> Iterator[bytes]:
     Args:
         count: Number of events.
         seed: Seed of the random numbers.
+
+    Yields:
+        The events, as JSON.
     """
     rng = random.Random(seed)
 
@@ -250,10 +256,13 @@ class Sources:
         return reader.schema(SCHEMA).load(str(self._home / "topic"))
 
     def kafka(self, settings: dict[str, str]) -> DataFrame:
-        """Return a stream from Kafka's topic.
+        """Open a stream from Kafka's topic.
 
         Args:
             settings: More options of the connector.
+
+        Returns:
+            The stream.
         """
         reader = (
             self._spark.readStream.format("kafka")
@@ -267,11 +276,14 @@ class Sources:
         return frame.selectExpr(f"from_json(CAST(value AS STRING), '{SCHEMA}') AS r").select("r.*")
 
     def rate(self, source: Callable[[], DataFrame], query: Query) -> float:
-        """Run a query, and return its million events per second.
+        """Run a query.
 
         Args:
             source: Returns the stream.
             query: The query.
+
+        Returns:
+            Million events per second.
 
         Raises:
             RuntimeError: The query read fewer rows than there are events.
@@ -297,6 +309,9 @@ def rows(spark: SparkSession, home: Path, address: str | None) -> Iterator[Row]:
         spark: A session, with Kafka's connector if there is an address.
         home: A directory.
         address: Address of Kafka, or ``None`` to measure our side alone.
+
+    Yields:
+        The rows of the suite.
     """
     place = home / "nexmark"
     place.mkdir()

@@ -91,10 +91,13 @@ for a way that only shows a limit."""
 
 
 def rows(part: str = "") -> Iterator[Row]:
-    """Give the rows of this suite.
+    """Measure this suite.
 
     Args:
         part: ``python`` or ``spark`` for one part only.
+
+    Yields:
+        Its rows.
     """
     with kafka.running_if_possible() as address:
         if address is None:
@@ -109,12 +112,15 @@ def rows(part: str = "") -> Iterator[Row]:
 
 
 def spark_rows(spark: SparkSession, home: Path, address: str | None) -> Iterator[Row]:
-    """Give the rows that need Spark.
+    """Measure the rows that need Spark.
 
     Args:
         spark: A session, with Kafka's connector if there is an address.
         home: An empty directory.
         address: Address of Kafka, or ``None`` to measure our side alone.
+
+    Yields:
+        The rows.
     """
     for size, goal in ((100, 2.5), (1000, 1.0)):
         yield from _bytes_rows(spark, address, home / f"bytes-{size}", size, goal)
@@ -318,11 +324,14 @@ class Sources:
         return reader.load(str(self._home / "queue"))
 
     def kafka(self, options: Mapping[str, str], *, typed: bool = False) -> DataFrame:
-        """Return a stream from the topic.
+        """Open a stream from the topic.
 
         Args:
             options: More options of the connector.
             typed: Whether ``from_json`` makes columns of the values.
+
+        Returns:
+            The stream.
         """
         from benchmarks.spark_source import SCHEMA
 

@@ -92,11 +92,14 @@ def call_rows() -> Iterator[Row]:
 
 
 def producer_cpu_seconds(produce: Callable[[Producer], object]) -> float:
-    """Return the CPU seconds of the process until all records are durable.
+    """Measure a producer until all records are durable.
 
     Args:
         produce: Produces the records and returns their handles, which are kept until all records
             are durable, as a caller would.
+
+    Returns:
+        CPU seconds of the process.
     """
     with tempfile.TemporaryDirectory() as home:
 

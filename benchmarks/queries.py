@@ -29,11 +29,14 @@ T = TypeVar("T")
 
 
 def session(home: Path, master: str = "local[2]") -> SparkSession:
-    """Return a session with Spark's defaults, on two cores of any machine.
+    """Start a session with Spark's defaults, on two cores of any machine.
 
     Args:
         home: A directory for the warehouse.
         master: Spark's master, if it is not two local cores.
+
+    Returns:
+        The session.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -67,6 +70,9 @@ def started(run: Callable[[int], T]) -> T:
         run: Runs the query. It gets the number of the try (0, 1, 2), because each try needs a
             checkpoint of its own.
 
+    Returns:
+        The result of the query.
+
     Raises:
         Exception: The error of the last try, or any other error at once.
     """
@@ -89,7 +95,7 @@ def micro_batch_seconds(
     sink: str = "noop",
     options: Mapping[str, str] | None = None,
 ) -> float:
-    """Run a query and return the median seconds of its micro-batches.
+    """Run a query, and measure its micro-batches.
 
     The first micro-batch does not count, because it starts Python workers.
 
@@ -98,10 +104,13 @@ def micro_batch_seconds(
         checkpoint: A directory that does not exist yet.
         micro_batches: Number of micro-batches, at least 2.
         duration: The phase that counts. ``addBatch`` runs the tasks and commits.
-            ``triggerExecution`` is the whole trigger. It adds the same bookkeeping to every
-            source, and so flatters the slower one.
+            ``triggerExecution`` is the whole trigger. It adds the same bookkeeping to every source,
+            and so flatters the slower one.
         sink: Format of the sink.
         options: Options of the sink.
+
+    Returns:
+        The median seconds of a micro-batch.
     """
     writer = frame.writeStream.format(sink).options(**(options or {}))
     query = writer.option("checkpointLocation", str(checkpoint)).start()
@@ -149,11 +158,14 @@ class Drained:
 
 
 def drained(frame: DataFrame, checkpoint: Path | str) -> Drained:
-    """Run a query with ``availableNow`` into ``noop``, and return its times.
+    """Run a query with ``availableNow`` into ``noop``.
 
     Args:
         frame: The stream.
         checkpoint: A directory that does not exist yet.
+
+    Returns:
+        The times and the rows of the query.
     """
     began = time.perf_counter()
     query = (

@@ -127,7 +127,7 @@ def share_row(
     has_goal: bool = False,
     detail: str = "",
 ) -> Row:
-    """Return a row with the share of a yardstick's speed.
+    """Make a row with the share of a yardstick's speed.
 
     Args:
         name: Name of the row.
@@ -135,6 +135,9 @@ def share_row(
         base_s: Seconds of the yardstick.
         has_goal: Whether the goal :data:`SHARE` applies.
         detail: More details.
+
+    Returns:
+        The row.
     """
     ours, base = statistics.median(ours_s), statistics.median(base_s)
     shares = [other / mine for other, mine in zip(base_s, ours_s, strict=True)]

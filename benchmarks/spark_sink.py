@@ -98,13 +98,16 @@ def sink_seconds(
     partitions: int = 0,
     options: Mapping[str, str] | None = None,
 ) -> float:
-    """Write a stream, and return the median seconds of its micro-batches.
+    """Write a stream, and measure its micro-batches.
 
     Args:
         frame: The stream.
         sink: Format of the sink.
         partitions: Partitions of the topic that is written, or 0 for a queue.
         options: Options of the sink.
+
+    Returns:
+        The median seconds of a micro-batch.
     """
 
     def query(attempt: int) -> float:

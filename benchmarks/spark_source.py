@@ -249,13 +249,16 @@ def nested_records() -> list[bytes]:
 
 @functools.cache
 def prebuilt(schema: StructType, rows: int) -> pa.RecordBatch:
-    """Return the first record batch that our source would make of typed records.
+    """Build the first record batch that our source would make of typed records.
 
     A worker builds it once.
 
     Args:
         schema: The columns.
         rows: Number of records.
+
+    Returns:
+        The record batch.
     """
     values = decode_arrow(encode_batch(typed_records()[:rows]))
     batch = Records(rows, iter([values]), 0, "ingest/any.batch", (Metadata(0, 0, b""),))

@@ -45,13 +45,16 @@ BLOCK_BYTES = sized(32 * MIB, tiny=MIB // 4)
 
 
 def as_slow_as_s3(store: Store, times: FaultPlan = S3_TIMES) -> FaultyStore:
-    """Return a store over ``store`` in which each request takes as long as on S3 Standard.
+    """Wrap a store, so that each request takes as long as on S3 Standard.
 
-    It also counts the requests, in ``operations``.
+    The result also counts the requests, in ``operations``.
 
     Args:
         store: The store that holds the objects.
         times: Milliseconds of each kind of request.
+
+    Returns:
+        The slower store.
     """
     return FaultyStore(store, SystemRuntime(), times)
 
@@ -90,6 +93,9 @@ def bucket() -> Iterator[S3Store]:
 
 class Requests:
     """Counts the requests that a boto3 client sends, including those that bypass its methods.
+
+    Args:
+        client: A client of boto3.
 
     Attributes:
         sent: Number of requests by the name of S3's operation, such as ``PutObject``.
@@ -155,6 +161,9 @@ def fill(
         batches: Number of batches.
         compression: Compression of the batch objects.
         prefix: Data prefix of the queue.
+
+    Returns:
+        The queue.
     """
     return queue_all(store, [encode_batch(records, compression)] * batches, len(records), prefix)
 
@@ -169,6 +178,9 @@ def queue_all(
         objects: The encoded batches.
         records: Number of records in each batch, if they are alike; 0 otherwise.
         prefix: Data prefix of the queue.
+
+    Returns:
+        The queue.
     """
     runtime = SystemRuntime()
     entries = []

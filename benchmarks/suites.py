@@ -75,10 +75,13 @@ NAMES = tuple(dict.fromkeys([*DEFAULT, *GROUPS, *PLAIN, *IN_SESSION, *OLD_NAMES]
 
 
 def rows_of(name: str) -> Iterator[Row]:
-    """Run a suite, and give its rows as soon as they are measured.
+    """Run a suite.
 
     Args:
         name: One of :data:`NAMES`.
+
+    Yields:
+        Its rows, as soon as they are measured.
     """
     name = OLD_NAMES.get(name, name)
     parts = GROUPS.get(name, (name,))
@@ -97,6 +100,9 @@ def rows_in(spark: SparkSession, home: Path, name: str) -> Iterable[Row]:
         spark: The session.
         home: An empty directory.
         name: Name of the suite.
+
+    Returns:
+        The rows of the suite.
     """
     return _call(IN_SESSION[name], spark, home)
 

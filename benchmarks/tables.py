@@ -34,11 +34,14 @@ class Row:
 
 
 def not_run(name: str, reason: str) -> Row:
-    """Return a row for a measurement that needs a tool which this machine does not have.
+    """Make a row for a measurement that needs a tool which this machine does not have.
 
     Args:
         name: The thing that would have been measured.
         reason: The missing tool, and how to get it.
+
+    Returns:
+        The row.
     """
     return Row(name, NOT_RUN, detail=reason)
 

@@ -188,6 +188,9 @@ def openmessaging_rows(address: str | None) -> Iterator[Row]:
 
     Args:
         address: Address of Kafka, or ``None`` to measure our side alone.
+
+    Yields:
+        The rows of the measurement.
     """
     measures: dict[str, Callable[[], Messaging]] = {"ours": _our_messaging}
     if address is not None:
@@ -332,6 +335,9 @@ def pipe_rows(spark: SparkSession, address: str | None) -> Iterator[Row]:
     Args:
         spark: A session, with Kafka's connector if there is an address.
         address: Address of Kafka, or ``None`` to measure our side alone.
+
+    Yields:
+        The rows of the measurement.
     """
     measures: dict[str, Callable[[], list[float]]] = {"ours": partial(_our_pipe, spark)}
     if address is not None:
@@ -442,6 +448,9 @@ def opendata_row(flush_ms: int) -> Row:
 
     Args:
         flush_ms: ``flush_interval_ms`` of the producers.
+
+    Returns:
+        The row of the measurement.
     """
     context = multiprocessing.get_context("spawn")
     seconds = OPENDATA_SECONDS + OPENDATA_WARM_S
@@ -528,10 +537,13 @@ def produce_calls(root: str, flush_ms: int, seconds: float, start: Any, results:
 
 
 def dollars_a_month(per_second: Mapping[str, float]) -> float:
-    """Return the cost of the requests and of the bytes that are kept.
+    """Compute the cost of the requests and of the bytes that are kept.
 
     Args:
         per_second: Operations of a store per second.
+
+    Returns:
+        Dollars a month.
     """
     requests: dict[str, float] = {}
     for name, number in per_second.items():
