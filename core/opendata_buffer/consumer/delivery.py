@@ -115,6 +115,8 @@ class TransactionalDelivery:
         self._owned = owned
         self._progress = progress
         self._runtime = runtime
+        self._released: deque[int] = deque()
+        """Sequences to deliver next, whose entries were not read yet."""
         self.ready: deque[BatchDescriptor] = deque()
         """Entries that are to be delivered, in order."""
         # Two first starts may overlap, neither with a position. The other one may have saved a
@@ -127,7 +129,7 @@ class TransactionalDelivery:
     @property
     def finished(self) -> bool:
         """Whether everything polled is processed, and no transaction is undecided."""
-        return not self.ready and self._progress.idle
+        return not self.ready and not self._released and self._progress.idle
 
     @property
     def position(self) -> Position | None:
@@ -215,6 +217,7 @@ class TransactionalDelivery:
         """Give up the batch of an entry."""
         self._progress.skip(entry.sequence, self._owned.replay)
         self.ready = deque(each for each in self.ready if each.sequence != entry.sequence)
+        self._released = deque(each for each in self._released if each != entry.sequence)
         self._owned.skip(entry)
 
     def _offers_more(self, limit: int) -> bool:
@@ -231,19 +234,31 @@ class TransactionalDelivery:
 
     def _offer(self, limit: int) -> bool:
         owned, progress = self._owned, self._progress
+        self._make_ready()
         entries = owned.read_next(limit)
         for entry in entries:
             repeats = entry.repeats is not None
-            for sequence in progress.offer(
+            self._released += progress.offer(
                 entry.sequence, entry.location, owned.replay, repeats=repeats
-            ):
-                self.ready += owned.queued(sequence, sequence + 1)
-            # Do this last, because an entry whose offer failed has to be offered again.
+            )
+            # An entry whose offer failed has to be offered again.
             owned.pass_over([entry])
+            self._make_ready()
         if self._runtime.monotonic() - self._pruned_at >= PRUNE_S:
             self._pruned_at = self._runtime.monotonic()
             progress.prune(self._runtime.now_ms())
         return bool(entries)
+
+    def _make_ready(self) -> None:
+        """Read the entries of released batches.
+
+        If the store does not answer, the next poll continues here: the batches are not offered a
+        second time.
+        """
+        while self._released:
+            sequence = self._released[0]
+            self.ready += self._owned.queued(sequence, sequence + 1)
+            self._released.popleft()
 
     def _dequeue(self, least: int, *, all_of_them: bool = False) -> None:
         """Dequeue the processed entries if there are at least ``least``.

@@ -10,7 +10,7 @@ from opendata_buffer import TopicConsumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import abort, list_open
 from opendata_buffer.config import ConsumerConfig, QueueConfig
-from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, TransientStorageError
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.gc import GarbageCollector
@@ -25,6 +25,7 @@ from opendata_buffer.topic.topic import Topic
 from tests.support.logs import DAY_MS, become_log
 from tests.unit.topic.in_memory import NAMES, URL, Faulty, consuming, manifest_of
 
+ONE = b"one..."
 RETENTION_MS: int = 3_600_000
 
 
@@ -238,3 +239,34 @@ def test_all_batches_before_a_gap_are_delivered_before_the_error_about_the_gap(
     with pytest.raises(DataLoss) as lost:
         consumer.next_batch()
     assert (lost.value.needed, lost.value.oldest) == (end, end + 3)
+
+
+def test_batches_that_a_commit_releases_are_delivered_after_an_error_of_the_store(
+    world: LogTopic,
+) -> None:
+    world.append(0, 0, message=(ONE, 2, CONTINUE_TXN))
+    world.append(0, *range(1, 40))
+    world.append(0, message=(ONE, 3, ACK_TXN))
+    world.append(0, *range(40, 140))
+    assert world.moved(0) > 100
+    first = f"{NAMES[0]}/_log/{0:020d}-"
+    reads, found = list[str](), list[int]()
+
+    def fail_once(operation: str, key: str) -> None:
+        """Refuse to read the first segment again for the batch that the commit releases."""
+        if operation == "get" and key.startswith(first) and key.endswith(".segment"):
+            reads.append(key)
+            if len(reads) == 2:
+                raise TransientStorageError("injected")
+
+    def read() -> None:
+        while (batch := consumer.next_batch()) is not None:
+            found.extend(int(record) for record in batch.entries)
+            batch.ack()
+
+    world.store.before = fail_once
+    consumer = world.consumer("slow")
+    with pytest.raises(TransientStorageError):
+        read()
+    read()
+    assert sorted(found) == [*range(140)]
