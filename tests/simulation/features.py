@@ -433,6 +433,8 @@ def _repair(deployment: Deployment) -> bool:
                 _destroy(deployment, location, cut=False)
             _fsck_repair(deployment, partition, expects=True)
             _keep_retention(deployment)
+            if deployment.is_log:
+                _note_expired(deployment)
             if not deployment.is_log:
                 deployment.oracle.give_up(deployment.oracle.batches[location])
     return True

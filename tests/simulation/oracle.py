@@ -286,7 +286,11 @@ class Oracle:
         """Note a loss as :meth:`name_loss` does, by its records."""
         view = self.readers[reader]
         for record in records:
-            if record not in self.acknowledged or self._is_settled(view, record):
+            if self._is_settled(view, record):
+                continue
+            if record not in self.acknowledged:
+                # Its writer may get the confirmation later.
+                view.named.update({record} & view.may_lose)
                 continue
             if not view.expired and record not in view.may_lose:
                 self._fail(

@@ -6,6 +6,7 @@ manifest still has are kept. Every other batch that may not have been read is en
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
@@ -49,6 +50,8 @@ from opendata_buffer.queue.unaccounted import OtherManifests
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.stores.base import Listing, exists, read_bytes
 from opendata_buffer.transactions import CommitRecord, record_key, record_object
+
+logger = logging.getLogger(__name__)
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
@@ -473,6 +476,16 @@ def _reads(log: Log, name: str, floor: int) -> bool:
         return True
     if not isinstance(found, ReaderPosition) or found.queue_id != log.queue_id:
         return False
+    if found.next < floor:
+        logger.warning(
+            "the new index of %s does not name reader %r: it needs sequence %d, and the log begins "
+            "at %d. Start the reader soon, because nothing is kept for it until then. It gets an "
+            "error that says how to continue.",
+            log.config.data_path_prefix,
+            name,
+            found.next,
+            floor,
+        )
     return found.next >= floor
 
 

@@ -230,7 +230,9 @@ def test_the_error_after_an_interrupted_first_start_does_not_call_the_reader_exp
     assert fixture.reader("new", allow_data_loss=True).first_sequence == 40
 
 
-def test_f44_an_expired_reader_gets_an_error_even_after_the_index_was_rebuilt() -> None:
+def test_f44_an_expired_reader_gets_an_error_even_after_the_index_was_rebuilt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fixture = LogFixture()
     fixture.append(40)
     slow, quick = fixture.reader("slow"), fixture.reader("quick")
@@ -245,6 +247,7 @@ def test_f44_an_expired_reader_gets_an_error_even_after_the_index_was_rebuilt() 
     rebuild_index(Target(fixture.store, config, fixture.runtime))
     floor = fixture.index().floor
     assert floor > 10, "nothing was collected"
+    assert "does not name reader 'slow': it needs sequence 10" in caplog.text
     with pytest.raises(DataLoss) as lost:
         fixture.reader("slow")
     assert (lost.value.needed, lost.value.oldest) == (10, floor)
