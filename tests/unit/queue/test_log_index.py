@@ -72,6 +72,7 @@ def test_an_index_is_read_and_written_as_in_earlier_releases() -> None:
         ("levels", [[[0, 8, 1, 1, ""]]], "'levels' is .*not a list of parts"),
         ("levels", [[[0, 8, 1, 1, "../a"]]], "'levels' is .*not a list of parts"),
         ("levels", [[[0, LARGEST + 1, 1, 1, "a"]]], "'levels' is .*not a list of parts"),
+        ("levels", [[[0, 8, 1, 1, "a"], [9, 30, 1, 1, "b"]]], "'levels' .*'b' does not begin at 8"),
         ("end", 31, "'end' is 31, and not 24, where the last segment ends"),
     ],
 )
@@ -110,6 +111,17 @@ def test_every_change_of_an_index_is_counted_and_keeps_the_rest(
     levels = ((), (*PARTS[:2], page))
     assert FULL.with_page(0, page) == replace(FULL, changes=changes, levels=levels)
     assert FULL.with_page(1, page).levels == ((PARTS[2],), PARTS[1:2], (page,))
+
+
+def test_the_oldest_parts_of_the_lowest_full_level_get_a_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_index, "FAN", 2)
+    parts = tuple(Part(at, at + 1, 0, 0, f"{at}") for at in range(8))
+    assert LogIndex("q", 8, 0, (parts[5:], parts[:3])).full_level() is None
+    assert LogIndex("q", 8, 0, (parts[4:],)).full_level() == (0, parts[4:6])
+    assert LogIndex("q", 8, 0, (parts[4:], parts[:4])).full_level() == (0, parts[4:6])
+    assert LogIndex("q", 8, 0, (parts[5:], parts[:5])).full_level() == (1, parts[:2])
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.log_index import LogIndex
-from opendata_buffer.queue.retention import floor_of, full_since
+from opendata_buffer.queue.log_parts import Part
+from opendata_buffer.queue.retention import AHEAD_MS, floor_of, full_since, kept_since
 from tests.unit.queue.test_log import DAY_S, LogFixture, read, small
+from tests.unit.queue.test_log_view import view
 
 __all__ = ["small"]
 
@@ -107,6 +109,35 @@ def test_a_start_at_a_time_uses_the_record_times_as_written() -> None:
     fixture.append_dated(ahead_ms=YEAR_MS, named=False)
     fixture.append(40)
     assert fixture.view().since(now_ms + YEAR_MS // 2) == 5
+
+
+NOW_MS = 100 * AHEAD_MS
+SINCE_MS = NOW_MS - 10 * AHEAD_MS
+
+
+@pytest.mark.parametrize(
+    ("times", "kept", "why"),
+    [
+        ([SINCE_MS - 1, SINCE_MS], 21, "the first batch that is young enough"),
+        ([SINCE_MS - 1, SINCE_MS - 1], 22, "no batch is young enough"),
+        ([None, SINCE_MS], 21, "a batch without any time is old"),
+        ([None, None], 22, "a batch without any time is old"),
+        ([NOW_MS, SINCE_MS - 1], 20, "an old batch of another producer came late"),
+        ([NOW_MS + AHEAD_MS, SINCE_MS - 1], 20, "a clock may be an hour ahead"),
+        ([NOW_MS + AHEAD_MS + 1, SINCE_MS - 1], 22, "a clock is wrong, and the next batch is old"),
+        ([NOW_MS + AHEAD_MS + 1, SINCE_MS], 20, "a clock is wrong, and the next batch is young"),
+    ],
+)
+def test_a_retention_keeps_the_batches_from_the_first_young_one_on(
+    times: list[int | None], kept: int, why: str
+) -> None:
+    entries = [
+        NewEntry("ingest/by hand", () if time_ms is None else (Metadata(0, time_ms, b""),))
+        for time_ms in times
+    ]
+    old = Part(0, 20, 0, SINCE_MS - 1, "not read")
+    log = view(0, LogIndex("q", 20, 0, ((old,),)), Manifest.starting_at(20, 0).append(entries))
+    assert kept_since(log, SINCE_MS, NOW_MS) == kept, why
 
 
 INDEX = LogIndex("q", end=80, floor=10)
