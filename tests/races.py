@@ -1,4 +1,4 @@
-"""Races of conditional writes: of all that begin together, one may win."""
+"""Races of conditional writes: only one of several simultaneous writers may win."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from opendata_buffer.stores.memory import MemoryStore
 
 WRITERS = 8
 ROUNDS = int(os.environ.get("OPENDATA_BUFFER_RACE_ROUNDS", "3"))
-"""Rounds on create and on replace; 200 at night."""
+"""Rounds of creating and replacing an object; 200 at night."""
 
 
 class _Raced(Get, ConditionalPut, Protocol):
-    """What a race needs of a store."""
+    """The methods of a store that a race needs."""
 
 
 def increment(store: _Raced, key: str, times: int, seed: int) -> None:
     """Add one to the number in an object, ``times`` times, by compare-and-swap.
 
-    Here, where there is little to import: other processes do this, too.
+    Other processes also run this, so this module imports little.
     """
     rng = random.Random(seed)
     for _ in range(times):
@@ -38,13 +38,13 @@ def increment(store: _Raced, key: str, times: int, seed: int) -> None:
 
 
 def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) -> int:
-    """Let writers create an object together, and then replace it together; both in each round.
+    """In each round, let writers create an object together, and then replace it together.
 
     Returns:
-        How many races were decided: one writer was told that it won, and the object is its.
+        The number of decided races: exactly one writer was told that it won, and wrote the object.
 
     Raises:
-        AssertionError: Several were told so, or the object is not the winner's.
+        AssertionError: Several writers were told that they won, or the object is not the winner's.
     """
     decided = 0
     for turn in range(rounds):
@@ -58,7 +58,7 @@ def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) 
             ]
             lost = [outcome for outcome, _ in results if isinstance(outcome, outcomes.Unknown)]
             assert len(won) <= 1, f"{len(won)} of {writers} writers won one {kind} in round {turn}"
-            assert won or lost, f"nobody won the {kind} in round {turn}: {results}"
+            assert won or lost, f"no writer won the {kind} in round {turn}: {results}"
             found = store.get(f"{key}-{turn}")
             assert isinstance(found, Blob)
             if won:
@@ -81,7 +81,7 @@ def _together(
         try:
             ready.wait(300)
             results.append((store.put_if(key, data, condition), data))
-        except BaseException as error:  # told by the test's own thread
+        except BaseException as error:  # reported by the thread of the test
             errors.append(error)
 
     threads = [
@@ -99,12 +99,14 @@ def _together(
 
 
 class ChecksThenWrites(MemoryStore):
-    """Honours every condition alone, as those of a probe's first writes; of writers that come
-    together all pass the check.
+    """A store that checks conditions before it writes, in two steps.
+
+    It honours every condition of a single writer, such as the first writes of a probe. If several
+    writers arrive together, all of them pass the check.
 
     Args:
-        writers: How many it lets pass before the first one writes.
-        creating: Whether it is careless with writes that create an object, or replace one.
+        writers: Number of writers that pass the check before the first one writes.
+        creating: Whether writes that create an object are affected, or writes that replace one.
     """
 
     def __init__(self, writers: int, *, creating: bool) -> None:
@@ -116,7 +118,7 @@ class ChecksThenWrites(MemoryStore):
     def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if data == b"probe" or (condition is None) is not self._creating:
             return super().put_if(key, data, condition)
-        self._checked.wait(300)  # all have seen the same object by now
+        self._checked.wait(300)  # all writers have seen the same object
         with self._writing:
             self.delete_many([key])
             return super().put_if(key, data, None)

@@ -1,4 +1,4 @@
-"""What the contract of committers have in common with those of brokers."""
+"""Fixtures that the contract of committers shares with the tests of brokers."""
 
 from __future__ import annotations
 

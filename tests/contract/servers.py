@@ -1,4 +1,4 @@
-"""Stores on the real servers that ./run servers has got."""
+"""Stores on the real servers that ./run servers installs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REAL = ["versitygw", "fake-gcs-server", "azurite"]
 
 
 def store_at(server: str, url: str, root: str) -> Store:
-    """A store on the server of this name, which answers at ``url``."""
+    """Open a store on the server with this name, which listens at ``url``."""
     if server == "versitygw":
         return S3Store("bucket", root, StoreOptions(endpoint_url=url))
     if server == "azurite":

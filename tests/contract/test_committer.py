@@ -1,6 +1,6 @@
-"""What every committer promises, whoever writes the manifest in the end.
+"""The contract of all committers, whichever process finally writes the manifest.
 
-A committer is added by one more line in ``COMMITTERS``.
+To test another committer, add a line to ``COMMITTERS``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Make = Callable[..., Committer]
 
 
 class Store(Hooked):
-    """Counts writes of the manifest, answers no read while silent, and may have a broker."""
+    """A store that counts writes of the manifest, can be silent to reads, and may have a broker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Store(Hooked):
         return blob.data
 
     def locations(self) -> list[str]:
-        return [each.location for each in Manifest.parse(self.stored()).entries()]
+        return [entry.location for entry in Manifest.parse(self.stored()).entries()]
 
 
 def group_committer(store: Store, config: ProducerConfig) -> Committer:
@@ -66,7 +66,7 @@ def group_committer(store: Store, config: ProducerConfig) -> Committer:
 
 
 def brokered_committer(store: Store, config: ProducerConfig) -> Committer:
-    """Its appends go through a broker of this process, over real sockets."""
+    """Return a committer that appends through a broker of this process, over real sockets."""
     network = WebSocketNetwork(RUNTIME)
     if store.broker is None:
         store.broker = LeaderElection(store, config, RUNTIME, network)
@@ -108,7 +108,7 @@ def entries(*numbers: int) -> list[NewEntry]:
 
 
 def locations(*numbers: int) -> list[str]:
-    return [each.location for each in entries(*numbers)]
+    return [entry.location for entry in entries(*numbers)]
 
 
 def append(committer: Committer, *numbers: int, within: float = 60.0) -> int:
@@ -121,7 +121,7 @@ def test_entries_land_in_order_and_the_first_sequence_is_returned(make: Make, st
     assert append(committer, 4, 5) == 3
     found = Manifest.parse(store.stored()).entries()
     assert [each.location for each in found] == locations(1, 2, 3, 4, 5)
-    assert [each.metadata for each in found] == [each.metadata for each in entries(1, 2, 3, 4, 5)]
+    assert [each.metadata for each in found] == [entry.metadata for entry in entries(1, 2, 3, 4, 5)]
 
 
 def test_an_append_is_one_write(make: Make, store: Store) -> None:
@@ -130,9 +130,7 @@ def test_an_append_is_one_write(make: Make, store: Store) -> None:
     assert store.writes == committer.attempts == 1
 
 
-def test_many_callers_lose_nothing_and_get_the_sequences_of_their_own(
-    make: Make, store: Store
-) -> None:
+def test_many_callers_lose_nothing_and_get_their_own_sequences(make: Make, store: Store) -> None:
     committers = [make() for _ in range(8)]
     got: dict[int, int] = {}
 
@@ -141,7 +139,9 @@ def test_many_callers_lose_nothing_and_get_the_sequences_of_their_own(
             n = caller * 100 + turn * 2
             got[n] = append(committer, n, n + 1)
 
-    threads = [threading.Thread(target=call, args=(each, n)) for n, each in enumerate(committers)]
+    threads = [
+        threading.Thread(target=call, args=(committer, n)) for n, committer in enumerate(committers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -167,12 +167,12 @@ def test_f2_after_a_lost_answer_or_request_nothing_lands_twice(
     assert store.locations() == locations(1, 2, 3)
 
 
-def test_an_append_whose_outcome_is_not_known_says_so(make: Make, store: Store) -> None:
+def test_an_append_reports_an_unknown_outcome(make: Make, store: Store) -> None:
     committer = make(timeout_ms=1_000)
     append(committer, 1)
     store.lost_requests = 10**6
     with pytest.raises(CommitStateUnknown) as caught:
-        # A broker that does not reach the store is asked again until then.
+        # Until then, a client asks a broker again that does not reach the store.
         append(committer, 2, 3, within=3)
     assert set(locations(2, 3)) <= set(caught.value.locations)
 
@@ -189,7 +189,7 @@ def test_a_store_that_does_not_answer_refuses_and_the_append_may_be_tried_again(
     assert append(committer, 1) == 0
 
 
-def test_f35_a_full_queue_refuses_all_of_an_append(make: Make, store: Store) -> None:
+def test_f35_a_full_queue_refuses_an_append_completely(make: Make, store: Store) -> None:
     committer = make(max_manifest_bytes=400)
     append(committer, 1, 2, 3)
     before = store.locations()
@@ -206,11 +206,11 @@ def test_an_append_that_begins_too_late_is_refused(make: Make, store: Store) -> 
     assert store.writes == 0
 
 
-def test_a_corrupt_manifest_is_never_written_over(make: Make, store: Store) -> None:
+def test_a_corrupt_manifest_is_never_overwritten(make: Make, store: Store) -> None:
     committer = make()
     store.put("ingest/manifest", b"no manifest")
-    # A broker knows the manifest before the first append: its write loses a race, and what cannot
-    # be read does not show that the winner was another writer.
+    # A broker knows the manifest before the first append. Its write loses a race, and an unreadable
+    # manifest does not prove that another writer won.
     local = isinstance(committer, GroupCommitter)
     expected = CorruptManifest if local else (CorruptManifest, CommitStateUnknown)
     with pytest.raises(expected):
@@ -218,7 +218,7 @@ def test_a_corrupt_manifest_is_never_written_over(make: Make, store: Store) -> N
     assert store.stored() == b"no manifest"
 
 
-def test_closing_one_of_several_users_leaves_the_others_at_work(make: Make, store: Store) -> None:
+def test_closing_one_of_several_users_does_not_affect_the_others(make: Make, store: Store) -> None:
     first = make()
     second = group_committer(store, ProducerConfig(store="memory://unused"))
     second.close()

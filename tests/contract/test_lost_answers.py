@@ -1,4 +1,4 @@
-"""A conditional write whose answer is lost, on real servers behind a proxy that loses it."""
+"""Conditional writes to real servers behind a proxy that loses the answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def proxied(
 
 
 class Holds:
-    """Recognises a change by the value it adds."""
+    """Recognises a change by the value that it adds."""
 
     def __init__(self, value: str) -> None:
         self.value = value
@@ -41,7 +41,9 @@ def writes(proxy: FaultProxy) -> int:
     return sum(each.method in ("PUT", "POST") for each in proxy.asked)
 
 
-def test_f1_it_is_sent_once_and_its_outcome_is_unknown(proxied: tuple[Store, FaultProxy]) -> None:
+def test_f1_a_write_whose_answer_is_lost_is_sent_once_and_its_outcome_is_unknown(
+    proxied: tuple[Store, FaultProxy],
+) -> None:
     store, proxy = proxied
     proxy.lose("PUT", "POST")
     assert isinstance(store.put_if("m", b"1", None), outcomes.Unknown)

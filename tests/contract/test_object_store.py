@@ -1,4 +1,4 @@
-"""What every store promises (``opendata_buffer.stores``), asked of every store there is."""
+"""The contract of stores (``opendata_buffer.stores``), checked for every store."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ WEIRD_KEYS = [
 
 @dataclass(frozen=True)
 class Backend:
-    """A store and what is particular about it."""
+    """A store and its peculiarities."""
 
     store: Store
     content_versions: bool = False
     """S3's versions are hashes of the content: equal bytes, equal version (failure F11)."""
     has_backslashes: bool = True
-    """Azurite, and not the service it stands for, makes slashes of them."""
+    """Azurite turns backslashes into slashes, but the real service does not."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def shared_server() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def real_backends(real_server: Callable[[str], str]) -> Callable[[str, str], Backend]:
-    """Makes a backend on a real server, with a root of its own; skips where there is none."""
+    """Return a function that makes a backend on a real server, or skips if it is missing."""
 
     def make(name: str, root: str) -> Backend:
         return Backend(
@@ -193,7 +193,7 @@ def test_an_empty_or_negative_range_is_refused(store: Store, byte_range: tuple[i
         store.get("r", byte_range=byte_range)
 
 
-def test_max_bytes_limits_what_is_read_of_the_object_or_the_range(store: Store) -> None:
+def test_max_bytes_limits_the_bytes_read_of_an_object_or_a_range(store: Store) -> None:
     store.put("b", b"0123456789")
     for byte_range, size in ((None, 10), ((2, 5), 3)):
         with pytest.raises(CorruptData, match=f"'b' has {size} bytes.*limit of {size - 1}"):
@@ -253,7 +253,7 @@ def test_f11_equal_versions_mean_equal_bytes(backend: Backend) -> None:
         assert seen.setdefault(version, b"D") == b"D"
         writes += 1
     if not backend.content_versions:
-        assert len(seen) == writes  # a version never comes back, not even for the same bytes
+        assert len(seen) == writes  # a version never returns, not even for the same bytes
 
 
 def test_conditional_writes_are_honoured_and_leave_no_probe(store: Store) -> None:
@@ -291,13 +291,13 @@ def test_list_finds_by_prefix_also_below_and_inside_a_name(store: Store) -> None
     }
 
 
-def test_f6_listing_tells_sizes_and_both_times_by_one_clock(store: Store) -> None:
+def test_f6_a_listing_has_sizes_and_both_times_of_one_clock(store: Store) -> None:
     store.put("in/a", b"12345")
     listing = store.list("in/")
     (info,) = listing.objects
     assert info.size == 5
     assert info.last_modified_ms == read(store, "in/a").last_modified_ms
-    # HTTP dates have seconds: the object may look up to two older or younger than it is.
+    # HTTP dates have seconds, so an object may look up to two seconds older or younger.
     assert -2_000 <= listing.now_ms - info.last_modified_ms <= 60_000
 
 
@@ -308,7 +308,7 @@ def test_a_prefix_no_key_has_lists_nothing(store: Store, prefix: str) -> None:
 
 
 ORDERED = ["in/a", "in/b-c", "in/b/c", "in/b/d", "in/ba", "in/é", "in/\U0001f600", "inner"]
-"""Keys in the order of a listing: a directory stands where the keys below it belong."""
+"""Keys in the order of a listing: a directory is at the position of the keys below it."""
 
 
 def test_a_listing_is_in_the_order_of_the_keys(store: Store) -> None:
@@ -363,7 +363,7 @@ def test_delete_counts_missing_objects_as_deleted(store: Store) -> None:
 
 def test_delete_takes_any_iterable_of_more_than_one_bulk_request(store: Store) -> None:
     keys = [f"in/{number:04}" for number in range(1_001)]
-    for key in keys[::100]:  # first and last among them; the others count as deleted
+    for key in keys[::100]:  # including the first and the last; the others count as deleted
         store.put(key, b"")
     store.put("out", b"")
     assert store.delete_many([]) == ()
@@ -425,13 +425,13 @@ def test_one_of_eight_writers_wins_each_race_however_often_threads_are_switched(
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        # Fewer than all are decided only where a response was lost.
+        # Fewer races are decided only if an answer was lost.
         assert race(store, "raced") == 2 * ROUNDS
     finally:
         sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize("backend", [each for each in SHARED if each not in REAL], indirect=True)
+@pytest.mark.parametrize("backend", [test for test in SHARED if test not in REAL], indirect=True)
 def test_cas_race_between_processes_loses_no_increment(backend: Backend) -> None:
     create(backend.store, "counter", b"0")
     spawn = multiprocessing.get_context("spawn")

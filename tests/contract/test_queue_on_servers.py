@@ -19,7 +19,7 @@ QUEUES = [
 
 
 @pytest.mark.parametrize(("server", "path", "url"), QUEUES)
-def test_what_is_produced_is_consumed_in_order(
+def test_records_are_consumed_in_the_order_in_which_they_were_produced(
     real_server: Callable[[str], str], tmp_path: Path, server: str, path: str, url: str
 ) -> None:
     options = StoreOptions(endpoint_url=real_server(server) + path)

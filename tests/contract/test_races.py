@@ -1,4 +1,4 @@
-"""The race that every store is put through finds stores that check first and write then."""
+"""The race that every store must pass detects stores that check first and then write."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def test_a_store_that_checks_and_then_writes_is_caught(kind: str) -> None:
         race(ChecksThenWrites(3, creating=kind == "create"), "m", rounds=1, writers=3)
 
 
-def test_a_store_that_does_not_lets_one_win_each_time() -> None:
+def test_a_store_with_atomic_conditional_writes_lets_one_writer_win_each_race() -> None:
     assert race(MemoryStore(), "m") == 2 * ROUNDS

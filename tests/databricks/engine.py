@@ -1,12 +1,12 @@
-"""Plays the JVM of a Databricks runtime for the Python files of that runtime.
+"""Imitate the JVM of a Databricks runtime for the Python files of that runtime.
 
-The wheels of ``databricks-connect`` hold the ``pyspark`` of each runtime, with the programs that
-its JVM starts: they plan a read, run a streaming source, and commit a sink. Here they are started
-as processes and driven over a socket, with the fields that the JVM writes. Nothing of a runtime but
-its Python is here: no JVM, no workspace.
+The wheels of ``databricks-connect`` contain the ``pyspark`` of each runtime, with the programs that
+its JVM starts: they plan a read, run a streaming source, and commit a sink. This module starts them
+as processes and drives them over a socket, with the fields that the JVM writes. It needs only the
+Python part of a runtime, without a JVM or a workspace.
 
-A runtime may run a copy of pyspark under another name beside the job's own, so that a job's client
-may be older than the engine: :class:`Engine` makes such a copy of a wheel.
+A runtime may run a copy of pyspark under another name, next to the pyspark of the job, so that a
+job's client can be older than the engine. :class:`Engine` makes such a copy of a wheel.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ INITIAL, LATEST, PARTITIONS, COMMIT = 884, 885, 886, 887
 FEATURES, PREPARE, LATEST_LIMITED, DEFAULT_LIMIT, REPORT = 888, 889, 890, 891, 892
 END_OF_STREAM = -4
 FAILED = -2
-"""What a program writes before the traceback of its error."""
+"""The number that a program writes before the traceback of its error."""
 
 
 def schema(**columns: str) -> str:
-    """Columns by their types, as JSON."""
+    """Return a schema with these columns and types, as JSON."""
     fields = [
         {"name": name, "type": kind, "nullable": True, "metadata": {}}
         for name, kind in columns.items()
@@ -51,11 +51,11 @@ def schema(**columns: str) -> str:
 
 
 BINARY = schema(a="binary")
-"""What tasks get and give."""
+"""The schema of the rows that tasks receive and return."""
 
 
 class ProgramFailed(Exception):
-    """A program ended with an error; the text is its traceback."""
+    """A program ended with an error. The text is its traceback."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Engine:
     """A runtime's Python.
 
     Attributes:
-        client: Folder with the job's ``pyspark``: a wheel that was unpacked.
-        renamed: Folder with the engine's own copy, from :func:`rename`; None where the job's
-            pyspark is the engine's.
-        source: Folder of the wheel that the engine's files are from.
+        client: Folder with the job's ``pyspark``, an unpacked wheel.
+        renamed: Folder with the engine's own copy, from :func:`rename`. None if the job and the
+            engine use the same pyspark.
+        source: Folder of the wheel with the engine's files.
     """
 
     client: Path
@@ -78,19 +78,19 @@ class Engine:
         return "pyspark" if self.renamed is None else RENAMED
 
     def asks_for(self, program: str, words: str) -> bool:
-        """Whether a program of this runtime has these words: whether it reads a field."""
+        """Return whether a program's source has these words, so that it reads a field."""
         return words in (self.source / "pyspark" / f"{program.replace('.', '/')}.py").read_text()
 
     @contextmanager
     def run(self, program: str, environment: Mapping[str, str] | None = None) -> Iterator[Program]:
-        """Start a program, and end it."""
+        """Start a program, and end it after the block."""
         renamed = [] if self.renamed is None else [str(self.renamed)]
         paths = [str(self.client), *renamed, str(ROOT / "core"), str(ROOT)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})}
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = str(server.getsockname()[1])
             command = [sys.executable, "-m", "tests.databricks.worker", port, self.package, program]
-            # Leaving it closes its pipe and waits for its end.
+            # The end of the block closes its pipe and waits for its end.
             with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, cwd=ROOT) as process:
                 try:
                     connection = _accept(server, process)
@@ -125,7 +125,7 @@ class Program:
         self.process = process
 
     def write(self, *fields: int | bool | str | bytes) -> None:
-        """Whole numbers of four bytes, booleans of one; texts and bytes behind their length."""
+        """Write numbers as four bytes, booleans as one, and texts and bytes after their length."""
         for field in fields:
             if isinstance(field, bool):
                 self.stream.write(struct.pack("!?", field))
@@ -147,7 +147,7 @@ class Program:
         return int(value)
 
     def bytes(self) -> bytes:
-        """Behind their length, which may be 0."""
+        """Read bytes that follow their length, which may be 0."""
         return self._exactly(self.number())
 
     def _exactly(self, size: int) -> bytes:
@@ -158,7 +158,7 @@ class Program:
 
 
 def pickled_class() -> bytes:
-    """The format's class, by name, as cloudpickle sends what can be imported."""
+    """Return the format's class, pickled by name as cloudpickle does for importable classes."""
     return pickle.dumps(pyspark_opendata_buffer.DefaultSource)
 
 
@@ -168,14 +168,14 @@ def _options(options: Mapping[str, str]) -> list[int | str]:
 
 @dataclass(frozen=True)
 class Created:
-    """A data source that a runtime has made: pickled, with its schema as JSON."""
+    """A pickled data source that a runtime has created, with its schema as JSON."""
 
     instance: bytes
     schema: str
 
 
 def create(engine: Engine, options: Mapping[str, str], schema: str | None = None) -> Created:
-    """``spark.read`` and ``spark.readStream`` up to ``load()``."""
+    """Do what ``spark.read`` and ``spark.readStream`` do up to ``load()``."""
     with engine.run("sql.worker.create_data_source") as program:
         program.write(pickled_class(), "opendata-buffer", schema is not None)
         if schema is not None:
@@ -187,7 +187,7 @@ def create(engine: Engine, options: Mapping[str, str], schema: str | None = None
 
 
 def plan_read(engine: Engine, created: Created, *, streaming: bool) -> tuple[bytes, list[bytes]]:
-    """The function that tasks call, and their partitions: none of a stream."""
+    """Return the function that tasks call, and their partitions, which a stream does not have."""
     planner = "sql.worker.plan_data_source_read"
     return _planned(
         engine, planner, created.instance, BINARY, created.schema, 10_000, False, streaming
@@ -197,7 +197,7 @@ def plan_read(engine: Engine, created: Created, *, streaming: bool) -> tuple[byt
 def plan_filtered_read(
     engine: Engine, created: Created, filters: Sequence[Mapping[str, Any]]
 ) -> tuple[bytes, list[bytes]]:
-    """The same of a batch read, to whose reader Spark offers filters."""
+    """Plan a batch read to whose reader Spark offers filters."""
     planner = "sql.worker.data_source_pushdown_filters"
     return _planned(engine, planner, created.instance, created.schema, json.dumps(filters), 10_000)
 
@@ -218,7 +218,7 @@ def call(
     tasks: Sequence[Sequence[pa.RecordBatch]],
     properties: Mapping[str, str] | None = None,
 ) -> list[pa.RecordBatch]:
-    """What tasks do in one worker: call the function of a plan with batches; its own come back."""
+    """Call the function of a plan with batches, like tasks in one worker. Return its batches."""
     with engine.run("call") as program:
         program.write(pickle.dumps(None if properties is None else dict(properties)), len(tasks))
         made = []
@@ -234,13 +234,13 @@ def call(
 
 
 def read(engine: Engine, function: bytes, *partitions: bytes) -> list[dict[str, Any]]:
-    """The rows of partitions."""
-    tasks = [[pa.record_batch([pa.array([each])], names=["a"])] for each in partitions]
+    """Return the rows of partitions."""
+    tasks = [[pa.record_batch([pa.array([partition])], names=["a"])] for partition in partitions]
     return [row for batch in call(engine, function, tasks) for row in batch.to_pylist()]
 
 
 class StreamRunner:
-    """One streaming source of a query, as the JVM asks it."""
+    """One streaming source of a query, with the calls that the JVM makes."""
 
     def __init__(self, program: Program, created: Created) -> None:
         self._program = program
@@ -255,7 +255,7 @@ class StreamRunner:
         return _json(self._ask(INITIAL))
 
     def latest(self) -> dict[str, Any]:
-        """Without arguments, as runtimes before 18.1 ask."""
+        """Call ``latestOffset()`` without arguments, like runtimes before 18.1."""
         return _json(self._ask(LATEST))
 
     def latest_limited(self, start: dict[str, Any], limit: dict[str, Any]) -> dict[str, Any]:
@@ -264,14 +264,14 @@ class StreamRunner:
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
         program = self._ask(PARTITIONS, start, end)
         found = [program.bytes() for _ in range(program.number())]
-        assert program.number() == 0, "rows were sent along"
+        assert program.number() == 0, "the partitions contain rows"
         return found
 
     def commit(self, end: dict[str, Any]) -> None:
         assert self._ask(COMMIT, end).number() == 0
 
     def features(self) -> int:
-        """1: latestOffset() takes a limit; 2: Trigger.AvailableNow."""
+        """Return a sum of 1 (latestOffset() takes a limit) and 2 (Trigger.AvailableNow)."""
         return self._ask(FEATURES).number()
 
     def prepare_for_trigger_available_now(self) -> None:
@@ -293,14 +293,14 @@ def _json(program: Program) -> dict[str, Any]:
 def stream(
     engine: Engine, created: Created, environment: Mapping[str, str] | None = None
 ) -> Iterator[StreamRunner]:
-    """Run a streaming source, until the block ends: then its process is killed."""
+    """Run a streaming source until the block ends, then kill its process."""
     with engine.run("sql.streaming.python_streaming_source_runner", environment) as program:
         yield StreamRunner(program, created)
 
 
 @dataclass(frozen=True)
 class PlannedWrite:
-    """The function that tasks call, and the writer that commits a batch write; pickled."""
+    """The pickled function that tasks call, and the writer that commits a batch write."""
 
     function: bytes
     writer: bytes
@@ -314,7 +314,7 @@ def plan_write(
     streaming: bool,
     overwrite: bool = False,
 ) -> PlannedWrite:
-    """``df.write`` or, of each micro-batch, ``df.writeStream``."""
+    """Plan ``df.write`` or one micro-batch of ``df.writeStream``."""
     with engine.run("sql.worker.write_into_data_source") as program:
         program.write(pickled_class(), "opendata-buffer", schema, BINARY, *_options(options))
         program.write(overwrite, streaming)
@@ -330,7 +330,7 @@ def write(
     batches: Sequence[pa.RecordBatch],
     properties: Mapping[str, str] | None = None,
 ) -> bytes:
-    """What a task writes; its commit message, pickled."""
+    """Write like a task, and return its pickled commit message."""
     (answer,) = call(engine, planned.function, [batches], properties or {})
     return answer.column(0)[0].as_py()  # type: ignore[no-any-return]
 
@@ -363,14 +363,15 @@ def commit_stream(
 def rename(wheel: Path, folder: Path) -> Path:
     """Copy a wheel's pyspark under the engine's name.
 
-    The copy is a folder with the name of the engine's archive, by which its adapters know that they
-    are the engine's; Python keeps no compiled modules of an archive.
+    The copy is a folder with the name of the engine's archive, because its adapters recognize the
+    engine by that name. It is not an archive, because Python does not cache compiled modules of
+    one.
     """
     made = folder / f"{RENAMED}.zip"
     for path in sorted((wheel / "pyspark").rglob("*.*")):
         target = made / RENAMED / path.relative_to(wheel / "pyspark")
         target.parent.mkdir(parents=True, exist_ok=True)
-        # The adapters name both packages, and so they are left as they are.
+        # The adapters name both packages, so they are not changed.
         if path.suffix == ".py" and path.name != "_engine_adapters.py":
             target.write_text(re.sub(r"(?<![\w/.-])pyspark\b", RENAMED, path.read_text()))
         elif path.suffix != ".pyc":

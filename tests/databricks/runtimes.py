@@ -1,9 +1,9 @@
-"""The Python of Databricks' runtimes: pinned wheels, unpacked into the environment of the tests.
+"""The Python part of Databricks' runtimes: pinned wheels, unpacked for the tests.
 
 ::
 
-    python -m tests.databricks.runtimes            # get those that are not there yet
-    python -m tests.databricks.runtimes missing    # say which are not there
+    python -m tests.databricks.runtimes            # download missing ones
+    python -m tests.databricks.runtimes missing    # only list missing ones
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import zipfile
 from pathlib import Path
 
 LONG_TERM, NEWEST = "17.3.15", "19.3.0"
-"""Versions of the package ``databricks-connect``: each begins with that of its runtime."""
+"""Versions of the package ``databricks-connect``, which begin with the runtime's version."""
 
 PYTHON = (3, 12)
 FOLDER = Path(sys.prefix, "runtimes")
 
 
 def why_not(version: str) -> str | None:
-    """Why a runtime cannot be tested; None where it can."""
+    """Return the reason why a runtime cannot be tested, or None."""
     if sys.version_info < PYTHON:
         return f"Databricks {version} needs Python 3.12 or later"
     if not (FOLDER / version).exists():
@@ -48,7 +48,7 @@ def get(version: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """See the module."""
+    """Download or list runtimes; see the module."""
     for version in (LONG_TERM, NEWEST):
         try:
             if arguments != ["missing"] and not (FOLDER / version).exists():

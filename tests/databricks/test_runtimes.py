@@ -1,4 +1,4 @@
-"""Source and sink, called by the Python of Databricks' runtimes (see ``engine.py``)."""
+"""Source and sink, called by the Python part of Databricks' runtimes (see ``engine.py``)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ QUERY = "1b3dd2f6-7a8d-4a8e-9b6a-1f2f3a4b5c6d"
     ],
 )
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """A runtime; the second name is that of the client beside the engine's own pyspark."""
+    """Return a runtime. The second name is the version of the client, if it differs."""
     version, client = request.param
-    for each in (version, client or version):
-        if reason := why_not(each):
+    for release in (version, client or version):
+        if reason := why_not(release):
             pytest.skip(reason)
     source = FOLDER / version
     if client is None:
@@ -48,20 +48,20 @@ def store(tmp_path: Path) -> str:
 
 
 def rows(engine: Engine, created: Created) -> list[dict[str, Any]]:
-    """A batch read."""
+    """Return the rows of a batch read."""
     function, partitions = referee.plan_read(engine, created, streaming=False)
     return referee.read(engine, function, *partitions)
 
 
 def ends(engine: Engine, runner: StreamRunner) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """``latestOffset()`` as the runtime calls it: without start and limit before 18.1."""
+    """Return ``latestOffset()`` as the runtime calls it: without arguments before 18.1."""
     if not engine.asks_for(RUNNER, "LATEST_OFFSET_ADMISSION_CONTROL_FUNC_ID"):
         return lambda start: runner.latest()
     limit = runner.default_limit()
     return lambda start: runner.latest_limited(start, limit)
 
 
-def test_a_stream_goes_on_after_kills_with_each_row_once(engine: Engine, store: str) -> None:
+def test_a_stream_continues_after_kills_with_each_row_once(engine: Engine, store: str) -> None:
     produce(store, numbered(0, 5))
     created = referee.create(engine, {"path": store, "maxBatchesPerTrigger": "2"})
     with referee.stream(engine, created) as runner:
@@ -72,7 +72,7 @@ def test_a_stream_goes_on_after_kills_with_each_row_once(engine: Engine, store: 
         runner.commit(first)
         assert queued(store) == [2, 3, 4]
         planned.append(runner.partitions(first, second))
-    # It was killed with a micro-batch that is not committed.
+    # It was killed with an uncommitted micro-batch.
     with referee.stream(engine, created) as runner:
         latest = ends(engine, runner)
         assert runner.partitions(second, second) == []
@@ -81,7 +81,7 @@ def test_a_stream_goes_on_after_kills_with_each_row_once(engine: Engine, store: 
         runner.commit(second)
         assert queued(store) == [4]
         planned.append(runner.partitions(second, third))
-    # It was killed again; Spark has committed this micro-batch, and the source does not know.
+    # It was killed again. Spark has committed this micro-batch, but the source does not know it.
     with referee.stream(engine, created) as runner:
         assert runner.partitions(third, third) == []
         assert ends(engine, runner)(third) == third
@@ -92,7 +92,9 @@ def test_a_stream_goes_on_after_kills_with_each_row_once(engine: Engine, store: 
     assert sorted(row["value"] for row in read) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_available_now_reads_what_was_there_within_its_limits(engine: Engine, store: str) -> None:
+def test_available_now_reads_the_existing_batches_within_its_limits(
+    engine: Engine, store: str
+) -> None:
     if not engine.asks_for(RUNNER, "PREPARE_FOR_TRIGGER_AVAILABLE_NOW_FUNC_ID"):
         pytest.skip("this runtime does not tell a Python source its trigger")
     produce(store, numbered(0, 5))
@@ -113,7 +115,9 @@ def test_available_now_reads_what_was_there_within_its_limits(engine: Engine, st
     assert queued(store) == [5]
 
 
-def test_a_topic_takes_a_batch_write_whole_and_gives_it_back(engine: Engine, store: str) -> None:
+def test_a_batch_write_to_a_topic_is_atomic_and_can_be_read_back(
+    engine: Engine, store: str
+) -> None:
     Topic.create(store, 2)
     columns = schema(key="binary", value="binary")
     options = {"path": store, "partitioner": "modulo"}
@@ -122,7 +126,7 @@ def test_a_topic_takes_a_batch_write_whole_and_gives_it_back(engine: Engine, sto
     batch = pa.record_batch(list(zip(*given, strict=True)), names=["key", "value"])
     message = referee.write(engine, planned, [batch])
     created = referee.create(engine, {"path": store})
-    # The task of the aborted write failed: there is no message of it.
+    # The task of the aborted write failed, so its message is missing.
     referee.commit_batch(engine, planned, [pickle.dumps(None)], abort=True)
     assert rows(engine, created) == []
     referee.commit_batch(engine, planned, [message])
@@ -143,7 +147,7 @@ def test_a_micro_batch_of_typed_rows_is_written_once(engine: Engine, store: str)
     message = referee.write(engine, planned, [pa.RecordBatch.from_pylist(given)], task)
     created = referee.create(engine, options, columns)
     referee.commit_stream(engine, created, [pickle.dumps(None)], 0, abort=True)
-    for _ in range(2):  # a driver that was killed behind the commit does it again
+    for _ in range(2):  # a driver that is killed after the commit repeats it
         referee.commit_stream(engine, created, [message], 0)
     assert len(queued(store)) == 1
     assert rows(engine, created) == given
@@ -154,11 +158,11 @@ def test_an_error_reaches_spark_as_a_sentence(engine: Engine, store: str) -> Non
         referee.create(engine, {"path": store, "maxBatchesPerTrigger": "many"})
 
 
-def test_what_a_stream_refuses_is_the_error_that_spark_shows(engine: Engine, store: str) -> None:
+def test_spark_shows_the_error_with_which_a_stream_is_refused(engine: Engine, store: str) -> None:
     produce(store, [[b'{"id": 1}']])
     created = referee.create(engine, {"path": store, "valueFormat": "json"})
     with referee.stream(engine, created) as runner:
-        # Runtimes before 18.1 ask for the initial offset first, later ones for the limit.
+        # Runtimes before 18.1 first ask for the initial offset, later ones for the limit.
         limited = engine.asks_for(RUNNER, "GET_DEFAULT_READ_LIMIT_FUNC_ID")
         ask = runner.default_limit if limited else runner.initial
         with pytest.raises(ProgramFailed, match="valueFormat needs a schema") as raised:

@@ -1,12 +1,12 @@
-"""Runs one of the programs that Databricks' JVM starts, in a process of its own.
+"""Run one of the programs that Databricks' JVM starts, in its own process.
 
-``python -m tests.databricks.worker PORT PACKAGE PROGRAM``: connects to the port, on which the test
-plays the JVM, and runs ``main()`` of the program, a module below the package: ``pyspark``, or
-``_engine_pyspark`` where the engine's copy is apart from the job's.
+``python -m tests.databricks.worker PORT PACKAGE PROGRAM`` connects to the port, where the test
+imitates the JVM, and runs ``main()`` of the program. The program is a module in the package, which
+is ``pyspark``, or ``_engine_pyspark`` if the engine has a separate copy.
 
-What a runtime prepares for each program (versions, files, broadcasts, settings) is not sent: those
-functions read nothing here. ``call`` is no module: it is what a task does with a function that a
-program has made.
+The test does not send the data that a runtime prepares for each program (versions, files,
+broadcasts, settings), so the functions that would read it are replaced. The program ``call`` is not
+a module: it does what a task does with a function that another program has made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _prepare(package: str) -> None:
-    # Not in the wheel; finds files of a workspace.
+    # Missing in the wheel; it finds files of a workspace.
     for name in ("wsfs", "wsfs.wsfs_path_finder"):
         made = types.ModuleType(f"{package}.databricks.{name}")
         made.register_wsfs_path_finder = _nothing  # type: ignore[attr-defined]
@@ -40,7 +40,7 @@ def _prepare(package: str) -> None:
 
 
 def _call(package: str, stream: IO[bytes]) -> None:
-    """Call pickled functions with record batches; properties of the tasks come before them."""
+    """Call pickled functions with record batches, which follow the properties of the tasks."""
     serializer = importlib.import_module(f"{package}.worker_util").pickleSer
     properties = serializer._read_with_length(stream)
     for name in {package, "pyspark"}:
@@ -64,7 +64,7 @@ def _call(package: str, stream: IO[bytes]) -> None:
 
 
 def main(port: str, package: str, program: str) -> None:
-    """See the module."""
+    """Run the program; see the module."""
     _prepare(package)
     with socket.create_connection(("127.0.0.1", int(port))) as connection:
         stream = connection.makefile("rwb", 65536)
@@ -74,7 +74,7 @@ def main(port: str, package: str, program: str) -> None:
             else:
                 importlib.import_module(f"{package}.{program}").main(stream, stream)
         finally:
-            stream.flush()  # An error is the last that a program writes before it exits.
+            stream.flush()  # A program writes its error last, before it exits.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demo's report: what it says, and how a real browser shows it."""
+"""The demo's report: its text, and how a real browser shows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notebooks.demo.progress import Mark, MicroBatch, Sample
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WHY_NOT = "no Chromium to look at the page with: apt-get install chromium"
 
-# It speaks to nobody but the page, and leaves nothing behind.
+# It connects only to the page, and leaves nothing behind.
 QUIETLY = [
     "--no-sandbox",
     "--disable-gpu",
@@ -67,7 +67,7 @@ RUN = Run("a queue", "./run demo", samples(), MARKS, ROWS, [130, 90, 110], MICRO
 
 
 def proof(missing: int = 0) -> Proof:
-    """Exact, or with so many rows missing."""
+    """Return an exact proof, or one with ``missing`` rows."""
     wanted = (336_776, 336_776, 1, 336_776, 56_709_205_476, 723_623_913_586_397)
     figures = tuple(map(Figure, NAMES, (336_776 - missing, *wanted[1:]), wanted))
     return Proof({"EWR": figures, "all": figures})
@@ -89,7 +89,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A new browser without a network; ``new_page()`` gives a page."""
+    """Start a browser without a network; ``new_page()`` returns a page."""
     from playwright.sync_api import sync_playwright
 
     profile = str(tmp_path_factory.mktemp("profile"))
@@ -116,13 +116,13 @@ def test_the_tiles_measure_the_buffer_and_not_the_pace_of_the_replay() -> None:
     }
 
 
-def test_a_run_that_was_not_interrupted_tells_of_no_interruption() -> None:
+def test_the_report_of_an_uninterrupted_run_mentions_no_interruption() -> None:
     unbroken = replace(RUN, marks=[MARKS[0], MARKS[-1]], durable_ms=[], micro_batches=[])
     assert [tile.name for tile in tiles(unbroken)] == ["micro-batches", "time"]
     assert "stopped" not in render(unbroken, DAYS, CARRIERS, proof(), "1").split("<main>")[0]
 
 
-def test_the_interruption_and_the_resumption_are_told() -> None:
+def test_the_report_describes_the_interruption_and_the_resumption() -> None:
     told = interruption(RUN)
     assert told is not None
     assert (told.stopped, told.again, told.caught_up) == (30.0, 36.0, 55.0)
@@ -131,7 +131,7 @@ def test_the_interruption_and_the_resumption_are_told() -> None:
     assert "the buffer kept 45,000 more rows" in page_of()
 
 
-def test_the_page_needs_no_other_file_and_takes_no_text_for_markup() -> None:
+def test_the_page_needs_no_other_file_and_escapes_text() -> None:
     text = page_of()
     assert "http://" not in text.replace("http://www.w3.org", "")
     assert "https://" not in text
@@ -139,7 +139,7 @@ def test_the_page_needs_no_other_file_and_takes_no_text_for_markup() -> None:
     assert "Frontier &amp; &lt;Sons&gt;" in text
 
 
-def test_a_run_that_lost_a_record_says_so_and_shows_both_figures() -> None:
+def test_the_report_of_a_run_that_lost_a_record_says_so_and_shows_both_figures() -> None:
     text = page_of(missing=1)
     assert "Not every record arrived once" in text
     assert "Every record arrived once, unchanged" not in text
@@ -170,13 +170,13 @@ def test_a_browser_shows_the_verdict_the_charts_and_the_proof(browser: Any, repo
     page.get_by_text("The means of seven days as a table").click()
     assert page.get_by_role("rowheader", name="2013-12-24").is_visible()
     assert complaints == []
-    assert asked_for == [report], "and nothing else"
+    assert asked_for == [report], "it loads nothing else"
     page.close()
 
 
 @needs_chromium
 @pytest.mark.parametrize(("scheme", "width"), [("dark", 360), ("light", 1100)])
-def test_it_is_accessible_and_fits_a_phone_and_a_desk_by_day_and_night(
+def test_the_page_is_accessible_on_phone_and_desktop_in_light_and_dark_mode(
     browser: Any, report: str, scheme: str, width: int
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe

@@ -1,4 +1,4 @@
-"""The server of ``./run demo --s3``: a real one where there is one, which keeps what it holds."""
+"""The server of ``./run demo --s3``: a real one if it is installed, which keeps its data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_versitygw = pytest.mark.skipif(not VERSITYGW.is_there, reason=VERSITYGW.wh
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the demo sets in its environment is gone after the test."""
+    """Undo the demo's changes of its environment after the test."""
     for name in ("ENDPOINT_URL", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "DEFAULT_REGION"):
         monkeypatch.setenv(f"AWS_{name}", "")
     monkeypatch.setenv("NO_PROXY", "")
@@ -33,7 +33,7 @@ def produce(store: str, record: bytes) -> None:
 
 
 @needs_versitygw
-def test_a_real_server_has_the_queue_again_when_the_demo_goes_on(tmp_path: Path) -> None:
+def test_a_real_server_still_has_the_queue_when_the_demo_is_resumed(tmp_path: Path) -> None:
     for record in (b"first", b"second"):
         with s3.local_s3(tmp_path / "objects", tmp_path / "lock") as server:
             assert (server.name, server.keeps) == (f"versitygw {VERSITYGW.version}", True)
@@ -45,7 +45,7 @@ def test_a_real_server_has_the_queue_again_when_the_demo_goes_on(tmp_path: Path)
     assert found == [b"first", b"second"]
 
 
-def test_where_there_is_none_a_simulator_says_so(
+def test_without_a_real_server_a_simulator_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "CACHE", tmp_path)
@@ -57,11 +57,11 @@ def test_where_there_is_none_a_simulator_says_so(
 
 
 @needs_versitygw
-def test_when_the_demo_was_killed_it_serves_until_its_producers_have_ended(tmp_path: Path) -> None:
+def test_the_server_of_a_killed_demo_runs_until_its_producers_have_ended(tmp_path: Path) -> None:
     import urllib3
 
     with (tmp_path / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as a producer that the demo has started
+        fcntl.flock(lock, fcntl.LOCK_EX)  # like a producer that the demo has started
         command = [sys.executable, "-m", "notebooks.demo.s3", tmp_path / "o", tmp_path / "lock"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""The Databricks bundle of ``examples/databricks`` is one, as far as can be seen from here."""
+"""The Databricks bundle in ``examples/databricks`` is valid, as far as we can check here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = sorted(BUNDLE.rglob("*.yml"))
 
 
 SCHEMA = Path(__file__).parents[2] / ".venv" / "databricks-bundle-schema.json"
-"""What ``databricks bundle schema`` of Databricks' command line prints."""
+"""The output of ``databricks bundle schema`` of Databricks' command line."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def load(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_what_it_names_is_there() -> None:
+def test_everything_that_the_bundle_names_exists() -> None:
     included = {
         path for glob in load(BUNDLE / "databricks.yml")["include"] for path in BUNDLE.glob(glob)
     }
@@ -47,18 +47,18 @@ def test_the_wheel_is_built_within_the_bundle_where_job_and_pipeline_look_for_it
     built = root / artifact["build"].rpartition(" -w ")[2]
     folders = r"(?:- |whl: )(\S+)/\*\.whl"
     found = [
-        (path.parent / each).resolve()
+        (path.parent / folder).resolve()
         for path in FILES
-        for each in re.findall(folders, path.read_text())
+        for folder in re.findall(folders, path.read_text())
     ]
-    assert found == [built] * 3, "cluster, serverless job and pipeline"
+    assert found == [built] * 3, "cluster, serverless job, and pipeline"
 
 
-def test_it_fits_the_schema_of_the_command_line() -> None:
+def test_the_bundle_matches_the_schema_of_the_command_line() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     if not SCHEMA.exists():
         pytest.skip(f"needs Databricks' command line: databricks bundle schema > {SCHEMA}")
-    # Go's regular expressions have Unicode classes that Python's lack.
+    # Go's regular expressions have Unicode classes that Python lacks.
     text = SCHEMA.read_text().replace(r"\\p{L}", r"\\w").replace(r"\\p{N}", r"\\d")
     schema = json.loads(text)
     for path in FILES:
@@ -69,7 +69,7 @@ def test_it_fits_the_schema_of_the_command_line() -> None:
         jsonschema.validate(wrong, schema)
 
 
-def test_programs_take_the_arguments_and_settings_that_they_are_given() -> None:
+def test_programs_accept_the_arguments_and_settings_of_the_bundle() -> None:
     job = (BUNDLE / "resources" / "load_orders.job.yml").read_text()
     program = (BUNDLE / "src" / "load_orders.py").read_text()
     for flag in re.findall(r"- --([\w-]+)=", job):
@@ -80,7 +80,7 @@ def test_programs_take_the_arguments_and_settings_that_they_are_given() -> None:
     assert set(read) == settings
 
 
-def test_its_pipeline_is_the_one_that_is_run_here() -> None:
+def test_the_pipeline_of_the_bundle_is_the_tested_one() -> None:
     spec = load(BUNDLE.parent / "pipelines" / "spark-pipeline.yml")
     (library,) = spec["libraries"]
     run_here = BUNDLE.parent / "pipelines" / library["glob"]["include"]

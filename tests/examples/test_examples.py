@@ -1,4 +1,4 @@
-"""The programs of ``examples/`` run as their headers say."""
+"""The programs in ``examples/`` run as their headers say."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_asyncio_service_answers_when_orders_are_durable(tmp_path: Path) -> N
     batches = list(batches_of(str(tmp_path)))
     records = [record for batch in batches for record in batch]
     assert len(set(records)) == len(records) == 200
-    # Clients share batches: that is what the example is about.
+    # Clients share batches, which is the point of the example.
     assert len(batches) < 200
 
 
@@ -64,7 +64,7 @@ def test_workers_share_a_queue_and_quarantine_what_cannot_be_processed(tmp_path:
     assert len(list((tmp_path / "ingest" / "_quarantine").glob("*.json"))) == 1
 
 
-def test_transfers_that_are_cut_off_leave_every_sum_right(tmp_path: Path) -> None:
+def test_interrupted_transfers_leave_every_sum_correct(tmp_path: Path) -> None:
     store = str(tmp_path)
     assert run("transactions.py", store) == "40 records, sum 0\n"
     cut = subprocess.run(
@@ -72,7 +72,7 @@ def test_transfers_that_are_cut_off_leave_every_sum_right(tmp_path: Path) -> Non
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert (cut.returncode, cut.stdout) == (1, "")
-    # 19 transfers of the one that was cut off, and 20 of this one.
+    # 19 transfers of the interrupted run, and 20 of this run.
     assert run("transactions.py", store) == "78 records, sum 0\n"
 
 
@@ -105,14 +105,16 @@ def test_a_service_that_is_killed_writes_the_rest_when_it_is_started_again(
         until = time.monotonic() + 120
         while len(set(written())) < count and time.monotonic() < until:
             time.sleep(0.01)
-        time.sleep(1 if end == signal.SIGTERM else 0)  # What was written is acknowledged then.
+        time.sleep(
+            1 if end == signal.SIGTERM else 0
+        )  # Written records are acknowledged in that time.
         process.send_signal(end)
         return process.wait(60)
 
     produce(records[:2_000])
     for count in (20, 100):
         assert serve_until(count, signal.SIGKILL) == -signal.SIGKILL
-        assert len(set(written())) < 2_000, "it was killed at work"
+        assert len(set(written())) < 2_000, "it was killed while it worked"
     produce(records[2_000:])
     assert serve_until(2_100, signal.SIGTERM) == 0
     found = sorted(written(), key=int)

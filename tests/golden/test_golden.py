@@ -1,6 +1,6 @@
-"""Files of the reference implementation: decoded to their values, and reproduced to the byte.
+"""Files of the reference implementation are decoded to their values and reproduced exactly.
 
-``batches.json`` and ``manifests.json`` hold the values beside the files.
+``batches.json`` and ``manifests.json``, next to the files, contain the values.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_golden_batch_is_reproduced_from_its_records(golden: dict[str, Any]) -> 
         if compression == Compression.NONE:
             assert ours == data
         else:
-            # Frames may differ between versions of zstd; block and footer may not.
+            # Frames may differ between versions of zstd, but block and footer may not.
             assert open_batch(ours) == open_batch(data)
             assert ours[-7:] == data[-7:]
 
@@ -104,7 +104,7 @@ def test_golden_manifest_decodes_to_its_values(golden: dict[str, Any]) -> None:
 
 
 def change(before: Manifest, golden: dict[str, Any]) -> Manifest:
-    """Apply a golden step by the operations it names."""
+    """Apply the operations that a golden step names."""
     step, wanted = golden["step"], entries_of(golden)
     after = before
     if "initialize" in step:
@@ -127,7 +127,7 @@ def steps() -> Iterator[tuple[dict[str, Any] | None, dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("before", "golden"), list(steps()), ids=[m["step"].replace(" ", "-") for m in MANIFESTS]
 )
-def test_golden_manifest_is_reproduced_from_the_one_before(
+def test_golden_manifest_is_reproduced_from_the_previous_one(
     before: dict[str, Any] | None, golden: dict[str, Any]
 ) -> None:
     start = Manifest.empty()

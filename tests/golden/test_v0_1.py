@@ -1,4 +1,4 @@
-"""Checkpoints, sidecars and queues of version 0.1 are read, and queries go on with them."""
+"""Checkpoints, sidecars, and queues of version 0.1 can be read, and queries continue with them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stream(path: Path) -> MicroBatchStream:
     return MicroBatchStream(options, open_store(str(path)), RUNTIME)
 
 
-def test_a_query_over_a_queue_goes_on_behind_its_checkpoint(old: Path) -> None:
+def test_a_query_over_a_queue_continues_after_its_checkpoint(old: Path) -> None:
     driver, start = stream(old / "queue"), offset(old, "to_topic", 1)
     end = driver.latest_offset(start)
     (task,) = driver.plan_input_partitions(start, end)
@@ -55,10 +55,10 @@ def test_a_query_over_a_queue_goes_on_behind_its_checkpoint(old: Path) -> None:
     driver.stop()
 
 
-def test_a_query_over_a_topic_goes_on_behind_its_checkpoint(old: Path) -> None:
+def test_a_query_over_a_topic_continues_after_its_checkpoint(old: Path) -> None:
     driver, start = stream(old / "topic"), offset(old, "to_queue", 1)
     assert start is not None
-    assert driver.latest_offset(start) == start, "all of it was read"
+    assert driver.latest_offset(start) == start, "everything was read"
     report = driver.report()
     assert report is not None
     assert report["next"] == dict.fromkeys(start.partitions, 3)

@@ -1,7 +1,7 @@
-"""A process that measures everything and serves it as an application does, until its input closes.
+"""A process that exports every metric, like an application, until its input closes.
 
-``python -m tests.monitoring.exporting PORT``: every instrument of the table moves, and a producer
-and a consumer are at work; with PORT 0 the exposition is printed once.
+``python -m tests.monitoring.exporting PORT`` changes every instrument of the table, and runs a
+producer and a consumer. With PORT 0 it prints the metrics once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LABELS = {"queue": "s3://bucket/manifest", "role": "producer", "reader": "billin
 
 
 def move() -> None:
-    """Let every instrument of the table measure something."""
+    """Record a measurement with every instrument of the table."""
     for row in metrics.TABLE:
         instrument = getattr(metrics, row.name.removeprefix(metrics.PREFIX))
         labels = {label: LABELS[label] for label in row.labels}
@@ -36,7 +36,7 @@ def move() -> None:
 
 
 def work(stop: threading.Event) -> None:
-    """A queue in use."""
+    """Use a queue."""
     config = ProducerConfig(store=STORE, flush_interval_ms=20)
     with Producer(config) as producer, Consumer(ConsumerConfig(store=STORE)) as consumer:
         while not stop.wait(0.1):

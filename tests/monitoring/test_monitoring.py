@@ -1,4 +1,4 @@
-"""Dashboard and alerts, against the metrics as they are exported and a real Prometheus."""
+"""Dashboard and alerts, compared with the exported metrics and run in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ needs_prometheus = pytest.mark.skipif(not PROMETHEUS.is_there, reason=PROMETHEUS
 
 @pytest.fixture(scope="module")
 def exported() -> set[str]:
-    """Names of all series that an application has on offer."""
+    """Return the names of all series that an application exports."""
     pytest.importorskip("opentelemetry.exporter.prometheus")
     done = subprocess.run([*EXPORTING, "0"], cwd=ROOT, capture_output=True, text=True, check=True)
     return {
@@ -44,7 +44,7 @@ def exported() -> set[str]:
 
 
 def panels() -> list[dict[str, Any]]:
-    return [each for each in dashboard.dashboard()["panels"] if each["type"] != "row"]
+    return [panel for panel in dashboard.dashboard()["panels"] if panel["type"] != "row"]
 
 
 def dashboard_expressions() -> list[str]:
@@ -59,7 +59,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def names_in(expression: str) -> list[set[str]]:
-    """Metrics that an expression reads: for each the names it may have."""
+    """Return the possible names of each metric that an expression reads."""
     found = []
     for name in re.findall(r"buffer_\w+(?:\(_\w+\)\?\w*)?", expression):
         stem, optional, rest = re.fullmatch(r"(\w+?)(?:\((_\w+)\)\?(\w*))?", name).groups()  # type: ignore[union-attr]
@@ -67,7 +67,7 @@ def names_in(expression: str) -> list[set[str]]:
     return found
 
 
-def test_the_file_is_what_the_program_makes() -> None:
+def test_the_dashboard_file_is_current() -> None:
     assert dashboard.FILE.read_text() == dashboard.text(), "python -m tools.dashboard"
 
 
@@ -82,13 +82,15 @@ def test_every_metric_of_dashboard_and_alerts_is_exported(exported: set[str]) ->
 
 
 def test_every_metric_of_the_table_is_on_the_dashboard(exported: set[str]) -> None:
-    shown = set().union(*(n for each in dashboard_expressions() for n in names_in(each)))
+    shown = set().union(
+        *(n for expression in dashboard_expressions() for n in names_in(expression))
+    )
     for row in metrics.TABLE:
         stem = row.name.replace(".", "_")
         assert any(name.startswith(stem) for name in shown & exported), row.name
 
 
-def test_each_alert_says_how_bad_it_is_and_what_to_do_and_is_tried() -> None:
+def test_each_alert_has_a_severity_and_a_remedy_and_is_tested() -> None:
     yaml = pytest.importorskip("yaml")
     fired = {
         name
@@ -99,14 +101,14 @@ def test_each_alert_says_how_bad_it_is_and_what_to_do_and_is_tried() -> None:
     }
     names = [alert["alert"] for alert in alerts()]
     assert len(set(names)) == len(names)
-    assert fired == set(names), "alerts.test.yml lets each of them fire"
+    assert fired == set(names), "alerts.test.yml makes each alert fire"
     for alert in alerts():
         assert alert["labels"]["severity"] in ("page", "warn")
         assert len(alert["annotations"]["description"]) > 30
-        assert "{{" in alert["annotations"]["summary"], "it says which"
+        assert "{{" in alert["annotations"]["summary"], "the summary names the object"
 
 
-def promtool(*arguments: str) -> None:
+def check_with_promtool(*arguments: str) -> None:
     tool = PROMETHEUS.folder / "usr/bin/promtool"
     done = subprocess.run([str(tool), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -114,13 +116,13 @@ def promtool(*arguments: str) -> None:
 
 
 @needs_prometheus
-def test_prometheus_takes_the_rules_and_each_fires_when_it_should() -> None:
-    promtool("check", "rules", str(ALERTS))
-    promtool("test", "rules", str(TRIALS))
+def test_prometheus_accepts_the_rules_and_each_alert_fires_when_it_should() -> None:
+    check_with_promtool("check", "rules", str(ALERTS))
+    check_with_promtool("test", "rules", str(TRIALS))
 
 
 class Prometheus:
-    """A server that scrapes one application each second, and has the alerts."""
+    """A server that scrapes one application every second, and has the alerts."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -142,7 +144,7 @@ class Prometheus:
         found: list[Any] = []
         while not any(float(each["value"][1]) >= least for each in found):
             assert time.monotonic() < end, found
-            time.sleep(0.3)  # it scrapes by its own clock
+            time.sleep(0.3)  # it decides itself when it scrapes
             with suppress(urllib.error.HTTPError):  # 503 while it starts
                 found = self.query(scrapes)
 
@@ -173,7 +175,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 @needs_prometheus
-def test_every_panel_shows_something_of_an_application_at_work(prometheus: Prometheus) -> None:
+def test_every_panel_shows_data_of_a_running_application(prometheus: Prometheus) -> None:
     prometheus.await_scrapes(4)
     chosen = {"$job": "orders", "$queue": ".*", "$__rate_interval": "5m", "$__range": "5m"}
     for panel in panels():

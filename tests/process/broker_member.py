@@ -1,8 +1,8 @@
-"""One process of a deployment with brokers, in a role of its own, until input ends.
+"""Run one process of a deployment with brokers, in one role, until its input ends.
 
-Arguments: role, store, name. What it prints, one line each:
+Arguments: role, store, name. It prints these lines:
 
-* ``host``: ``id ID``, its broker's.
+* ``host``: ``id ID``, the id of its broker.
 * ``produce``: ``durable SECONDS RECORD`` with the machine's monotonic clock, ``unknown RECORD``,
   ``failed RECORD``.
 """

@@ -1,4 +1,4 @@
-"""What commands that run in this process leave behind is tidied up."""
+"""Tidy up after commands that run in this process."""
 
 from __future__ import annotations
 

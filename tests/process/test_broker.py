@@ -1,4 +1,4 @@
-"""Brokers, producers and workers as processes: killed, and followed at once."""
+"""Brokers, producers, and workers as processes, which are killed and replaced."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fill(store: Path) -> None:
             producer.flush()
 
 
-def test_workers_go_on_when_their_broker_is_killed_and_every_batch_is_done(
+def test_workers_continue_when_their_broker_is_killed_and_finish_every_batch(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     store, out = tmp_path / "queue", tmp_path / "out"
@@ -65,7 +65,7 @@ def test_workers_go_on_when_their_broker_is_killed_and_every_batch_is_done(
     second = start("broker", str(store))
     assert line_of(second).startswith("standing by: ")
     out.mkdir()
-    # One file for each run of the command: what is done twice would be there twice.
+    # One file for each run of the command, so a batch that is processed twice has two files.
     shell = f"cat > {out}/$OPENDATA_BUFFER_SEQUENCE.$$; sleep 0.05"
     workers = [
         start("work", str(store), "--broker", "auto", "--parallel", "2", "--", "sh", "-c", shell)
@@ -74,8 +74,8 @@ def test_workers_go_on_when_their_broker_is_killed_and_every_batch_is_done(
     eventually(lambda: len(list(out.iterdir())) >= 5)
     first.kill()
     assert line_of(second).startswith("serving ")
-    # A batch that the first one gave away in the instant of its death, so that no worker heard of
-    # it, is handed out again when its claim lapses: a minute after the second one took over.
+    # If the first broker handed a batch out just before its death and no worker heard of it, the
+    # batch is handed out again when the claim lapses, a minute after the second one took over.
     eventually(lambda: status(store)["queue_length"] == 0, 150)
     found = status(store)
     assert (found["broker"]["term"], found["broker"]["alive"]) == (2, True)
@@ -83,7 +83,7 @@ def test_workers_go_on_when_their_broker_is_killed_and_every_batch_is_done(
     ended = [workers[0], workers[1], second]
     for process in ended:
         process.send_signal(signal.SIGTERM)
-    # Five seconds are promised; what is held up until a claim lapses takes a minute.
+    # Five seconds are promised, but a batch that waits for a claim to lapse takes a minute.
     codes = [process.wait(45) for process in ended]
     assert codes == [143] * 3
     assert status(store)["broker"]["address"] == ""
@@ -91,5 +91,5 @@ def test_workers_go_on_when_their_broker_is_killed_and_every_batch_is_done(
     assert sorted(runs, key=int) == [str(number) for number in range(BATCHES)]
     assert all(path.read_text() == f"{path.name.partition('.')[0]}\n" for path in out.iterdir())
     printed = [process.stderr.read() for process in workers if process.stderr is not None]
-    done = sum(int(each.split("ended by a signal: ")[1].split()[0]) for each in printed)
+    done = sum(int(line.split("ended by a signal: ")[1].split()[0]) for line in printed)
     assert done == BATCHES

@@ -1,4 +1,4 @@
-"""Brokers and producers as real processes: kill -9, a zombie, a port that says nothing."""
+"""Brokers and producers as real processes: kill -9, zombies, and a silent port."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ PRODUCERS = 16 if NIGHT else 6
 ROUND_S = 2.0
 ROUNDS = 30 if NIGHT else 7
 PAUSE_S = 3.0
-"""Promised: commits pause no longer when a broker dies."""
+"""The promised limit of the pause in commits when a broker dies."""
 MARGIN_S = 0.0 if NIGHT else 27.0
-"""For a machine that runs other tests at the same time, and may be slow. The promise is kept at
-night; by day a pause is one that nothing but a time limit of the producers ended."""
+"""The limit on a machine that runs other tests at the same time. The promise is checked at night;
+otherwise only a pause that ends with a time limit of the producers is a failure."""
 
 
 class Member:
-    """A process, and what it printed."""
+    """A process and the lines that it printed."""
 
     def __init__(self, role: str, store: str, name: str) -> None:
         self.role, self.name = role, name
@@ -83,9 +83,9 @@ class Member:
         self._process.send_signal(number)
 
     def suspend(self) -> None:
-        """Stop it, but not in the instant in which it holds the lock of a file in a directory.
+        """Stop it, but not while it holds the lock of a file in a directory.
 
-        That would stop all the others as long; on object storage there is no lock.
+        That would also stop all other processes. Object storage has no locks.
         """
         self.signal(signal.SIGSTOP)
         while self._holds_a_lock():
@@ -98,16 +98,16 @@ class Member:
         if not process.exists():
             return False  # not Linux
         while process.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)  # It is still on its way out of the kernel.
+            time.sleep(0.001)  # It is still leaving the kernel.
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        return any(each[1] == "FLOCK" and each[4] == process.name for each in locks)
+        return any(lock[1] == "FLOCK" and lock[4] == process.name for lock in locks)
 
     def kill(self) -> None:
         self._process.kill()
         self._end()
 
     def stop(self) -> None:
-        """Let it end by itself: its input ends."""
+        """Close its input, so that it ends."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._end()
@@ -119,13 +119,13 @@ class Member:
 
 
 class Deployment:
-    """All processes of one test; those that live, and those that ended."""
+    """All processes of one test, living and ended."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.store = open_store(url)
         self.config = ProducerConfig(store=url)
-        # Brokers give up on a slow store after five seconds and try again; a test waits for it.
+        # Brokers give up on a slow store after five seconds and try again. Tests wait for that.
         self.lease = Lease(self.store, self.config, SystemRuntime(), deadline_ms=60_000)
         self.living: list[Member] = []
         self.all: list[Member] = []
@@ -142,25 +142,25 @@ class Deployment:
         return self.start(member.role)
 
     def of(self, role: str) -> list[Member]:
-        return [each for each in self.living if each.role == role]
+        return [process for process in self.living if process.role == role]
 
     def serving(self) -> Member | None:
         announced = self.lease.read()
-        for each in self.of("host"):
-            if announced is not None and each.printed("id") == [announced.id]:
-                return each
+        for process in self.of("host"):
+            if announced is not None and process.printed("id") == [announced.id]:
+                return process
         return None
 
     def await_serving(self) -> Member:
         return eventually(self.serving, 120)
 
     def printed(self, word: str) -> list[str]:
-        """By all members together, also those that ended."""
-        return [found for each in self.all for found in each.printed(word)]
+        """Return the lines of all processes that start with a word, also of ended ones."""
+        return [found for process in self.all for found in process.printed(word)]
 
     def times(self) -> list[float]:
-        """When records became durable, by the machine's monotonic clock."""
-        lines = [line for each in self.all for line in each.lines if line[0] == "durable"]
+        """Return the times at which records became durable, by the monotonic clock."""
+        lines = [line for process in self.all for line in process.lines if line[0] == "durable"]
         return sorted(float(line[1]) for line in lines)
 
     def queued(self) -> list[str]:
@@ -172,39 +172,39 @@ class Deployment:
         return records
 
     def end(self) -> None:
-        for each in self.living:
-            each.signal(signal.SIGCONT)
-            each.kill()
+        for process in self.living:
+            process.signal(signal.SIGCONT)
+            process.kill()
 
 
-def mute() -> socket.socket:
-    """A port that accepts and never says a word."""
+def silent_port() -> socket.socket:
+    """Open a port that accepts connections and never answers."""
     return socket.create_server(("127.0.0.1", 0))
 
 
-def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) -> None:
+def test_each_record_is_queued_once_despite_faults_of_brokers(tmp_path: Path) -> None:
     deployment = Deployment(str(tmp_path / "store"))
     rng = random.Random(9)
     kills = 0
-    port = mute()
+    port = silent_port()
     try:
         for _ in range(2):
             deployment.start("host")
         for _ in range(PRODUCERS):
             deployment.start("produce")
-        for each in deployment.living:
-            each.await_line()
+        for process in deployment.living:
+            process.await_line()
         began = time.monotonic()
         stopped: Member | None = None
         for number in range(ROUNDS):
-            deed = number % 7
-            if deed == 3:
-                # Longer than its time-outs: another broker takes over, and then it wakes up.
+            fault = number % 7
+            if fault == 3:
+                # Longer than its timeouts, so another broker takes over before it wakes up.
                 stopped = deployment.await_serving()
                 stopped.suspend()
-            elif deed == 4:
+            elif fault == 4:
                 deployment.store.delete_many(["ingest/_broker.json"])
-            elif deed == 6:
+            elif fault == 6:
                 address = f"127.0.0.1:{port.getsockname()[1]}"
                 silent = DiscoveryRecord(0, "silent", address, b"s" * 32)
                 deployment.lease.take(silent, deployment.lease.read())
@@ -212,16 +212,16 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) 
                 victim = deployment.await_serving()
                 kills += 1
                 deployment.replace(victim)
-            if deed in (1, 5):
+            if fault in (1, 5):
                 deployment.replace(rng.choice(deployment.of("produce")))
             time.sleep(ROUND_S)
-            if stopped is not None and deed == 6:
+            if stopped is not None and fault == 6:
                 stopped.signal(signal.SIGCONT)
                 stopped = None
         ended = time.monotonic()
-        for each in deployment.of("produce"):
-            deployment.living.remove(each)
-            each.stop()
+        for process in deployment.of("produce"):
+            deployment.living.remove(process)
+            process.stop()
         queued = Counter(deployment.queued())
     finally:
         deployment.end()
@@ -232,7 +232,7 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) 
     assert [record for record, count in queued.items() if count > 1] == []
     assert [record for record in durable if record not in queued] == []
     assert [record for record in deployment.printed("failed") if record in queued] == []
-    # No consumer took anything, so every append without an answer can be found.
+    # No consumer removed anything, so every append without an answer can be found.
     assert deployment.printed("unknown") == []
     assert kills >= 3
 
@@ -245,24 +245,24 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) 
     assert longest < PAUSE_S + MARGIN_S
 
 
-# ---- thousands of real connections to one broker, and some that do not behave
+# ---- thousands of real connections to one broker, and some that misbehave
 
 
 CLIENTS = MAX_CLIENTS if NIGHT else 300
 ODD = 20
-"""Connections of each kind that does not behave."""
+"""Connections of each misbehaving kind."""
 
 AT_ONCE = 200 if NIGHT else 40
-"""That do something at the same time: all of them share this process's event loop, and have to
-shake hands within :data:`HANDSHAKE_S`."""
+"""Clients that work at the same time. All of them share this process's event loop, and must
+complete their handshake within :data:`HANDSHAKE_S`."""
 
 MOST_BYTES_EACH = 96 * 1024
-"""Of the broker's memory for one connection: buffers of kernel and TLS are not in it."""
+"""Limit of the broker's memory per connection, without the buffers of kernel and TLS."""
 
 
 @contextmanager
 def broker(store: str) -> Iterator[tuple[DiscoveryRecord, int]]:
-    """A broker in a process of its own, and the process's number."""
+    """Run a broker in its own process. Yield its record and its process id."""
     with subprocess.Popen(
         [sys.executable, str(SCRIPT), "host", store, "broker"],
         stdin=subprocess.PIPE,
@@ -286,12 +286,12 @@ def broker(store: str) -> Iterator[tuple[DiscoveryRecord, int]]:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of a process's memory that are in use."""
+    """Return the bytes of a process's resident memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 class Client:
-    """One connection that has shaken hands."""
+    """One connection after its handshake."""
 
     def __init__(self, socket: ClientConnection, end: ClientEnd) -> None:
         self.socket, self.end = socket, end
@@ -323,7 +323,7 @@ class Client:
         return answer
 
     async def append(self, name: str) -> int:
-        """Append one location; asks again, as every client, what came too late."""
+        """Append one location. Ask again if the request came too late, as every client does."""
         while True:
             body = append_body(1, [NewEntry(f"ingest/{name}.batch")], self.clock, VALID_MS, None)
             answer = await self.ask(body)
@@ -333,21 +333,21 @@ class Client:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory in /proc")
-def test_as_many_clients_as_a_broker_takes_are_served_beside_surplus_ones(tmp_path: Path) -> None:
+def test_a_broker_serves_its_maximum_of_clients_next_to_misbehaving_ones(tmp_path: Path) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < 2 * CLIENTS:
-        pytest.skip(f"needs ulimit -n {2 * CLIENTS}, and {most} is the most here")
+        pytest.skip(f"needs ulimit -n {2 * CLIENTS}, and the limit here is {most}")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The broker inherits it, and takes half as many clients.
+    # The broker inherits this limit, and accepts half as many clients.
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         with broker(str(tmp_path)) as (announced, pid):
-            asyncio.run(asyncio.wait_for(everybody(announced, pid, tmp_path), 500))
+            asyncio.run(asyncio.wait_for(check_all_clients(announced, pid, tmp_path), 500))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def everybody(announced: DiscoveryRecord, pid: int, home: Path) -> None:
+async def check_all_clients(announced: DiscoveryRecord, pid: int, home: Path) -> None:
     host, port = announced.address.split(":")
     first = await Client.connected(announced, home)
     at_first = memory_of(pid)
@@ -362,13 +362,13 @@ async def everybody(announced: DiscoveryRecord, pid: int, home: Path) -> None:
     clients = list(await asyncio.gather(*(one() for _ in range(CLIENTS - 1 - odd))))
     connecting_s = time.monotonic() - began
 
-    # Clients like the others, that ask and never read the answers.
+    # Ordinary clients that send requests and never read the answers.
     unread = list(await asyncio.gather(*(one() for _ in range(odd))))
     for client in unread:
         client.socket.transport.pause_reading()
         for _ in range(50):
             await client.socket.send(client.end.encode({"op": "stats"}))
-    # Strangers that send a byte now and then.
+    # Other connections that send a byte now and then.
     slow = [await asyncio.open_connection(host, int(port)) for _ in range(odd)]
     for _, writer in slow:
         writer.write(b"G")
@@ -379,7 +379,7 @@ async def everybody(announced: DiscoveryRecord, pid: int, home: Path) -> None:
 
     began = time.monotonic()
     sequences = await asyncio.gather(
-        *(append(number, each) for number, each in enumerate([first, *clients]))
+        *(append(number, client) for number, client in enumerate([first, *clients]))
     )
     serving_s = time.monotonic() - began
     assert sorted(sequences) == list(range(len(clients) + 1))

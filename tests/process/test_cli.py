@@ -1,4 +1,4 @@
-"""The command line as processes: pipes, signals, a store that hangs, on a local directory."""
+"""The command line as processes: pipes, signals, and a hanging store."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from opendata_buffer.stores.open import open_store
 from tests.unit.cli import shell
 
 COMMAND = [sys.executable, "-m", "opendata_buffer"]
-PATIENCE = 60  # seconds until a hanging process fails a test; five from a signal are promised
+PATIENCE = 60  # seconds until a hanging process fails a test; the promise after a signal is five
 
 
 def ok(*arguments: str, stdin: bytes = b"") -> bytes:
-    """Run a command in this process: it prepares a test, or looks at what came of it."""
+    """Run a command in this process, to prepare a test or to check its result."""
     return shell.ok(*arguments, stdin=stdin).stdout_bytes
 
 
 def run(*arguments: str, stdin: bytes = b"") -> tuple[bytes, bytes]:
-    """Run a command in a process of its own, to its end; returns what it printed and said."""
+    """Run a command in its own process. Return its output and its messages."""
     done = subprocess.run(
         [*COMMAND, *arguments], input=stdin, capture_output=True, timeout=PATIENCE, check=False
     )
@@ -105,7 +105,7 @@ def test_f8_a_reader_that_stops_early_loses_nothing(store: str) -> None:
     consumer.stdout = None
     code, _, err = end(consumer)
     assert (code, err) == (141, b"")
-    # What the reader did not take is still queued.
+    # The batches that the reader did not take are still queued.
     assert ok("consume", store, "--ack") == INPUT
 
 
@@ -129,7 +129,7 @@ def test_a_signal_ends_a_follower_after_acknowledging_what_it_wrote(
 
 
 def queued(store: str) -> int:
-    """Batches in the queue; 0 while there is no queue."""
+    """Return the number of batches in the queue, or 0 if it does not exist."""
     queue = Queue(open_store(store), QueueConfig(store=store), runtime=SystemRuntime(), role="test")
     manifest = queue.read()
     return 0 if manifest is None else manifest.entry_count
@@ -143,8 +143,8 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def test_sigterm_flushes_what_a_producer_has_read(tmp_path: Path) -> None:
-    # The signal may hit between reading the lines and producing them; then they are lost, as
-    # the exit code tells. A producer that waits for input, the usual case, flushes.
+    # If the signal hits between reading the lines and producing them, they are lost, and the exit
+    # code says so. A producer that waits for input, the usual case, flushes.
     for attempt in range(8):
         store = str(tmp_path / str(attempt))
         producer = start("produce", store, "--flush-interval-ms", "3600000", stdin=subprocess.PIPE)
@@ -152,7 +152,7 @@ def test_sigterm_flushes_what_a_producer_has_read(tmp_path: Path) -> None:
         producer.stdin.write(b"one\ntwo\nhalf a li")
         producer.stdin.flush()
         wait_until_read(producer)
-        # Nothing tells from outside that they are produced.
+        # Nothing shows from outside that the lines were produced.
         time.sleep(0.05 * 2**attempt if attempt else 0)
         producer.terminate()
         code, out, _ = end(producer)
@@ -165,7 +165,7 @@ def test_sigterm_flushes_what_a_producer_has_read(tmp_path: Path) -> None:
 
 
 def wait_until_read(process: subprocess.Popen[bytes]) -> None:
-    """Until the pipe to the process is empty, or the process has ended."""
+    """Wait until the pipe to the process is empty or the process has ended."""
     assert process.stdin is not None
     pipe = process.stdin.fileno()
 
@@ -176,7 +176,9 @@ def wait_until_read(process: subprocess.Popen[bytes]) -> None:
     wait_for(is_read, "the reading of all input")
 
 
-def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: str) -> None:
+def test_a_full_disk_of_the_reader_is_reported_in_one_line_and_acknowledges_nothing(
+    store: str,
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     ok("produce", store, stdin=b"one\n")
@@ -188,9 +190,9 @@ def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: s
     assert ok("consume", store, "--ack") == b"one\n"
 
 
-# ---- commands end in time, whatever the store does and whenever a signal arrives
+# ---- commands end in time, with any behavior of the store and a signal at any moment
 
-# Stands in for a store that hangs in one upload, in the process of the command.
+# Imitates a store that hangs in one upload, in the process of the command.
 HANGING = """
 import sys, threading
 from opendata_buffer.stores.local import LocalStore
@@ -208,14 +210,14 @@ main()
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
-    """Accepts connections and never answers."""
+    """Yield a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         yield server
 
 
 @pytest.fixture
 def silent(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of that server."""
+    """Return the URL of the silent server."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION"):
         monkeypatch.setenv(f"AWS_{name}", "us-east-1")
     return f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -233,7 +235,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_store_that_accepts_and_never_answers_is_given_up_in_time(
+def test_a_command_gives_up_on_a_store_that_accepts_and_never_answers(
     silent: str, command: tuple[str, ...]
 ) -> None:
     done = subprocess.run(
@@ -264,7 +266,7 @@ def test_a_signal_ends_a_command_that_waits_for_a_silent_store(
 
 
 def with_two_durable_lines(tmp_path: Path, *command: str) -> subprocess.Popen[bytes]:
-    """A process that produces, and whose input goes on."""
+    """Start a process that has produced two lines and whose input is still open."""
     process = subprocess.Popen(
         [*command, "produce", str(tmp_path), "--flush-interval-ms", "1"],
         stdin=subprocess.PIPE,
@@ -294,7 +296,7 @@ def test_a_signal_during_a_hanging_upload_reports_which_lines_are_durable(
     assert b"ended by a signal: of the input, lines 1 to 2 are durable\n" in err
 
 
-# Each sends Ctrl-C to itself at a moment of its own.
+# Each of these programs sends itself Ctrl-C at a certain moment.
 LOADING = """
 import os, signal, sys
 class Finder:
@@ -330,7 +332,7 @@ main()
 def test_ctrl_c_at_any_moment_ends_with_a_code_and_not_by_the_signal(
     tmp_path: Path, script: str, command: str, code: int
 ) -> None:
-    # As a module: only of one does Python end by the signal what was caught in an exec().
+    # As a module, because only then would Python end by a signal that was caught in an exec().
     (tmp_path / "interrupted.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-m", "interrupted", command, str(tmp_path / "queue")],

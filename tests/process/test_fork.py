@@ -25,13 +25,13 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 PARENT = """
 import logging, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
-logging.disable(logging.WARNING)  # of a broker that a busy machine makes late
+logging.disable(logging.WARNING)  # about a broker that is late on a busy machine
 from opendata_buffer import Closed, Producer, ProducerConfig
 
 config = ProducerConfig(store=sys.argv[1], flush_interval_ms=60_000, broker=sys.argv[2])
 producer = Producer(config)
 if config.broker == "host":
-    # A broker with its port, its threads and its own connection is forked, too.
+    # Also fork a broker with its port, its threads, and its own connection.
     producer.produce([b"first"])
     producer.flush(30)
 producer.produce([b"parent"])
@@ -41,7 +41,7 @@ if child == 0:
         producer.produce([b"lost"])
     except Closed as error:
         print(error)
-    producer.close()  # the parent's entries are the parent's to flush
+    producer.close()  # only the parent flushes the parent's entries
     with Producer(config) as own:
         own.produce([b"child"])
     sys.exit(0)  # not os._exit: the exit hooks run
@@ -109,7 +109,7 @@ producer.flush(30)
 read, write = os.pipe()
 child = os.fork()
 if child == 0:
-    # Its hooks have run: the sockets are given up.
+    # The hooks of the fork have run, so the sockets are closed.
     os.write(write, b"!")
     sys.stdin.read()
     os._exit(0)
@@ -119,7 +119,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_broker_that_was_killed_is_seen_to_be_dead_though_a_child_of_it_lives(
+def test_a_killed_broker_is_detected_although_a_child_process_of_it_lives(
     tmp_path: Path,
 ) -> None:
     with subprocess.Popen(
@@ -143,7 +143,7 @@ import sys
 from opendata_buffer import Producer, ProducerConfig
 
 def main():
-    # A minute's interval: nothing is flushed by its age before the end.
+    # With an interval of a minute, nothing is flushed by age before the end.
     producer = Producer(ProducerConfig(store=sys.argv[1], flush_interval_ms=60_000))
     producer.produce([b"a", b"b"])
 

@@ -1,5 +1,4 @@
-"""kill -9 with real processes, on a local directory and on a real S3 server: produce, kill,
-restart, count."""
+"""kill -9 of real processes, on a local directory and on a real S3 server."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ from tests.support.worker_produce import RECORDS_EACH, values
 pytestmark = pytest.mark.slow
 
 MOST_BETWEEN = 20
-"""Transactions that are waited for before the next kill."""
+"""Transactions to wait for before the next kill, at most."""
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kill9_of_producers_and_consumer_loses_and_repeats_nothing(
     tmp_path: Path, seed: int
 ) -> None:
-    kill_and_count(str(tmp_path / "store"), tmp_path, seed, max(4, KILLS // 2))
+    check_kills_lose_and_repeat_nothing(str(tmp_path / "store"), tmp_path, seed, max(4, KILLS // 2))
 
 
 def test_kill9_loses_and_repeats_nothing_on_a_real_s3_server(
@@ -32,13 +31,13 @@ def test_kill9_loses_and_repeats_nothing_on_a_real_s3_server(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", real_server("versitygw"))
     kills = 4 if KILLS < 100 else 18
-    kill_and_count(f"s3://bucket/{tmp_path.name}", tmp_path, 3, kills)
+    check_kills_lose_and_repeat_nothing(f"s3://bucket/{tmp_path.name}", tmp_path, 3, kills)
 
 
-def kill_and_count(store: str, home: Path, seed: int, kills: int) -> None:
-    """Two producers and a consumer are killed at any time; each record is in the end once.
+def check_kills_lose_and_repeat_nothing(store: str, home: Path, seed: int, kills: int) -> None:
+    """Kill two producers and a consumer at any time, and check that each record arrives once.
 
-    No process ends before the last kill, however long this one has no processor.
+    No process ends before the last kill, even if this process gets no processor for a long time.
     """
     rng = random.Random(seed)
     database = str(home / "sink.db")

@@ -16,8 +16,8 @@ from opendata_buffer.stores.local import RESERVED, LocalStore
 
 KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 
-# Writes number after number into one object by compare-and-swap, and each also as an object of
-# its own. The bytes repeat the number, so that a torn write shows.
+# Writes one number after the other into one object by compare-and-swap, and each number also into
+# its own object. The bytes repeat the number, so that a torn write is visible.
 WRITER = """
 import sys
 from opendata_buffer import outcomes
@@ -46,14 +46,15 @@ def test_kill_9_leaves_old_or_new_bytes_and_no_stuck_lock(tmp_path: Path) -> Non
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
         )
         assert writer.stdout is not None
-        first = writer.stdout.readline()  # it is past its start
+        first = writer.stdout.readline()  # it has started
         time.sleep(rng.random() * 0.03)
         writer.send_signal(signal.SIGKILL)
         lines = [first, *writer.stdout.read().splitlines()]
         writer.wait()
         numbers = [int(line) for line in lines]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        # What the writer before was killed over is old or new, so this one went on from there.
+        # The object has the previous writer's old or new bytes, so this writer continued from
+        # there.
         assert numbers[0] in (reported + 1, reported + 2)
         reported = numbers[-1]
         everything += numbers
@@ -63,13 +64,13 @@ def test_kill_9_leaves_old_or_new_bytes_and_no_stuck_lock(tmp_path: Path) -> Non
         number = int(found.data[:8])
         assert found.data == b"%08d" % number * 5_000
         assert number in (reported, reported + 1)
-        # The lock is free, and the version is the one of these bytes.
+        # The lock is free, and the version belongs to these bytes.
         assert isinstance(store.put_if("m", found.data, found.version), outcomes.Applied)
 
-    # What a writer had reported is there and whole.
+    # Every reported write exists and is whole.
     for number in everything:
         assert read_bytes(store, f"in/{number}") == b"%08d" % number * 5_000
-    # What it had not reported is whole or not there.
+    # An unreported write is whole or does not exist.
     assert {info.size for info in store.list("in/").objects} == {40_000}
-    # Half-written files are in a directory of their own, until they are deleted.
+    # Half-written files are in a separate directory until they are deleted.
     assert len(os.listdir(tmp_path / RESERVED / "tmp")) <= KILLS

@@ -1,4 +1,4 @@
-"""Consumes into SQLite until killed: records, position and filter state in one transaction.
+"""Consume into SQLite until killed: records, position, and filter state in one transaction.
 
 Arguments: store, database, number of records after which to stop.
 """
@@ -13,7 +13,7 @@ import time
 from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig, TransactionFilter
 
 GRACE_MS = 10_000
-"""As its producers have it: on a slow machine an append may come seconds after its upload."""
+"""The grace period of its producers. On a slow machine an append may come seconds later."""
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     seen = TransactionFilter("ingest")
     if row:
         seen = TransactionFilter.from_dict(json.loads(row[1]), "ingest")
-    # A short interval and grace: the collector runs beside, and must not take what is needed.
+    # With a short interval and grace period, the collector runs and must not delete needed objects.
     gc = GarbageCollectorConfig(interval_ms=50, grace_period_ms=GRACE_MS)
     config = ConsumerConfig(store=store, gc=gc, create_if_missing=True)
     with Consumer(config, last_acked_sequence=row[0] if row else None) as consumer:

@@ -1,4 +1,4 @@
-"""What holds for all values: round trips, two paths that agree, decoders without surprises."""
+"""Properties for all values: round trips, two paths that agree, and robust decoders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from opendata_buffer.stores.base import Allocate
 
 records = st.lists(st.binary(max_size=40) | st.just(b"x" * 5000), max_size=12)
 
-# Long enough for the vectorised path: repeated, so that drawing stays cheap.
+# Long enough for the vectorised path. Repeated, so that drawing stays cheap.
 many_records = st.builds(
     lambda some, times: (some * times)[:4000],
     st.lists(st.binary(max_size=40), min_size=1, max_size=12),
@@ -78,7 +78,7 @@ def test_list_and_arrow_paths_agree_both_ways(
 
 
 def mutate(raw: bytes, data: st.DataObject) -> bytes:
-    """Some damage: patched, cut out, repeated or inserted bytes."""
+    """Damage bytes: patch, remove, repeat, or insert some of them."""
     damaged = bytearray(raw)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(damaged)))
@@ -99,14 +99,14 @@ def mutate(raw: bytes, data: st.DataObject) -> bytes:
 
 
 def in_pieces(data: bytes, max_bytes: int) -> pa.Array:
-    """Decoded from memory it was read to, in arrays of some 200 bytes."""
+    """Decode from memory that holds all bytes, in arrays of some 200 bytes."""
     buffer = ReadBuffer()
     buffer.allocate(len(data))[:] = data
     return pa.concat_arrays(list(open_arrow(buffer, max_bytes).pieces(200)))
 
 
 def read_in_parts(data: bytes, max_bytes: int) -> pa.Array:
-    """The same, where none of it was in memory before."""
+    """Decode in the same way, but read the bytes in parts."""
 
     def read(allocate: Allocate, start: int = 0) -> None:
         memory = allocate(len(data))
@@ -132,7 +132,7 @@ def test_f15_to_f22_damaged_batches_decode_alike_or_are_refused(
             by_arrow = None
         assert by_arrow == found
     if found is not None and open_batch(damaged)[0].compression == Compression.NONE:
-        # What decodes is a v1 batch: encoding it again gives the very bytes.
+        # Decoded bytes are a v1 batch, so encoding it again gives the same bytes.
         assert encode_batch(found) == damaged
 
 
@@ -166,7 +166,7 @@ def test_dropping_and_reading_are_slicing(entries: list[NewEntry], data: st.Data
     dropped = manifest.drop_through(start - 1)
     check_transition(manifest, dropped)
     assert dropped.entries() == Manifest.parse(dropped.raw).entries() == whole[start:]
-    # Appending before or after dropping makes no difference.
+    # Appending before or after dropping gives the same result.
     more = [NewEntry("p/more")]
     assert manifest.append(more).drop_through(start - 1) == dropped.append(more)
 
@@ -180,7 +180,7 @@ def test_f15_to_f19_and_f28_damaged_manifests_are_refused_or_whole(
         manifest = Manifest.parse(damaged)
     except CorruptManifest:
         return
-    # Appending works without looking at the entries; whatever they are, they stay.
+    # Appending does not read the entries, so it keeps them as they are.
     try:
         assert manifest.append([NewEntry("p")]).raw.startswith(damaged[:-22])
     except InvalidInput:
@@ -193,7 +193,7 @@ def test_f15_to_f19_and_f28_damaged_manifests_are_refused_or_whole(
     assert [entry.sequence for entry in found] == list(
         range(manifest.first_sequence, manifest.next_sequence)
     )
-    # What is accepted is v1: building it again gives the very bytes.
+    # Accepted bytes are a v1 manifest, so building it again gives the same bytes.
     if all(entry.location for entry in found):
         empty = Manifest.parse(struct.pack("<IQQH", 0, manifest.first_sequence, manifest.epoch, 1))
         again = empty.append([NewEntry(entry.location, entry.metadata) for entry in found])

@@ -1,4 +1,4 @@
-"""What may not cost more memory than it is allowed, measured on a fresh process."""
+"""Limits on memory, measured in fresh processes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from opendata_buffer.stores.open import open_store
 
 CAP_MIB = 32
 
-# Decodes hostile objects and prints the process's peak memory after each, in MiB. Peak RSS sees
-# Arrow's and zstd's own allocations, which tracemalloc does not. VmHWM and not getrusage: that
-# one begins with the peak of the process that started this one.
+# Decodes hostile objects and prints the process's peak memory after each, in MiB. The peak RSS
+# includes allocations of Arrow and zstd, which tracemalloc does not see. VmHWM is used because
+# getrusage starts with the peak of the parent process.
 PROBE = f"""
 import json, struct
 import pyarrow as pa, zstandard
@@ -59,7 +59,7 @@ def manifest(count):
 
 MANY = 1 << 20
 hostile = {{
-    # First, because they are decoded without Arrow, whose pool keeps what it has had.
+    # First, because they are decoded without Arrow, whose pool keeps its memory.
     "streamed bomb of few records": lambda: streamed(256) + footer(1, 1),
     "many bombs of few records": lambda: rle(64) * 32 + footer(1, 1),
     "streamed bomb": lambda: streamed(256) + footer(1, MANY),
@@ -99,11 +99,11 @@ def test_f17_f18_f21_f22_hostile_bytes_stay_below_twice_the_cap() -> None:
     peaks = json.loads(done.stdout)
     before = peaks.pop("before")
     assert len(peaks) == 11
-    # A peak never falls, so the first one beyond the limit is the culprit.
+    # A peak never falls, so the first one above the limit shows the cause.
     assert {name: peak for name, peak in peaks.items() if peak - before >= 2 * CAP_MIB} == {}
 
 
-# A producer before a manifest of 64 MiB that has no room, for a simulated hour, with 1,440 retries.
+# A producer waits a simulated hour at a full manifest of 64 MiB, with 1,440 retries.
 FULL = """
 import logging, os, sys
 from opendata_buffer.config import ProducerConfig
@@ -122,7 +122,7 @@ def peak():
 class Watched(MemoryStore):
     def get(self, *arguments, **options):
         if peak() > 1_000:
-            os._exit(9)  # or it would take the whole machine
+            os._exit(9)  # otherwise it would use all memory
         return super().get(*arguments, **options)
 
 lines = []
@@ -152,11 +152,11 @@ def test_f35_a_producer_that_waits_at_a_full_manifest_stays_below_300_mb() -> No
     assert done.returncode == 0, done.stderr
     peak, retries, warnings = map(int, done.stdout.split())
     assert retries == 1_440
-    assert warnings == 360, "one in ten seconds"
+    assert warnings == 360, "one warning every ten seconds"
     assert peak < 300
 
 
-# ---- a Spark task's memory: its budget in flight and a few batches, however much it reads
+# ---- a Spark task's memory: its budget in flight and a few batches, whatever amount it reads
 
 
 MIB = 1 << 20
@@ -165,7 +165,7 @@ DECODED = 12 * MIB
 RECORD = 1024
 BUDGET = 32 * MIB
 
-# Reads everything as a task does, and looks at each record batch as Spark does: one at a time.
+# Reads everything as a task does, one record batch at a time as Spark does.
 TASK_PROBE = """
 import json, re, sys
 from functools import partial
@@ -181,14 +181,14 @@ task.IN_FLIGHT_BYTES = int(sys.argv[3])
 task.fetch_many = partial(task.fetch_many, concurrency=8)
 
 def peak():
-    # Not ru_maxrss, which begins with the peak of the process that started this one.
+    # Not ru_maxrss, which starts with the peak of the parent process.
     with open("/proc/self/status") as status:
         return int(re.search(r"VmHWM:\\s+(\\d+) kB", status.read())[1]) * 1024
 
 def read(store):
     options = SourceOptions.from_spark({"path": store})
     tasks = BufferBatchReader(options, default_schema()).partitions()
-    descriptors = tuple(each for task in tasks for each in task.batches)
+    descriptors = tuple(batch for task in tasks for batch in task.batches)
     rows = size = 0
     for piece in read_partition(options, default_schema(), TaskBatches(descriptors)):
         rows += piece.num_rows
@@ -198,7 +198,7 @@ def read(store):
     return rows, size
 
 if sys.argv[4] == "far":
-    class Far(pace.AdaptiveConcurrency):  # whatever it sees: threads read ahead as far as they may
+    class Far(pace.AdaptiveConcurrency):  # threads always read ahead as far as allowed
         near = property(lambda self: False, lambda self, value: None)
 
     pace.AdaptiveConcurrency.of = lambda store: Far()
@@ -211,8 +211,8 @@ print(json.dumps({"rows": rows, "bytes": size, "grown": peak() - before, "pool":
 
 
 def queue_of(path: Path, batches: int, records: int, compression: Compression) -> str:
-    """A queue of equal batches: noise that is encoded once weighs as much as new one each time."""
-    # Half of it compresses, so that stored batches weigh, too.
+    """Create a queue of equal batches of noise, which has the same size as new noise each time."""
+    # Half of it compresses, so that stored batches also have a size.
     noise = random.Random(records).randbytes(RECORD // 2 * records)
     halves = (noise[at : at + RECORD // 2] for at in range(0, len(noise), RECORD // 2))
     data = encode_batch([half + bytes(RECORD // 2) for half in halves], compression)
@@ -242,12 +242,12 @@ def test_a_task_holds_its_budget_and_two_batches(
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["rows"] == BATCHES * records
-    assert result["bytes"] > BATCHES * DECODED  # 384 MiB went through
-    # In flight; of the batch that is decoded the object and, if it was compressed, the block,
-    # and pieces of its rows. Arrow reserves the size of the block for a piece and gives it back.
+    assert result["bytes"] > BATCHES * DECODED  # 384 MiB were read
+    # The budget in flight, the object of the batch that is being decoded, its decompressed block,
+    # and pieces of its rows. Arrow reserves the size of the block for a piece and returns the rest.
     assert DECODED < result["pool"] < BUDGET + 2 * DECODED + 4 * MIB
-    # Of the process, with what allocators keep: most where several threads read on a busy
-    # machine. Without a bound it would be all that is read.
+    # The whole process, including memory that allocators keep, which is largest with several
+    # threads on a busy machine. Without a limit it would be the size of everything it reads.
     assert DECODED < result["grown"] < BUDGET + 8 * DECODED
 
 

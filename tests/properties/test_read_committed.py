@@ -1,8 +1,8 @@
-"""Whatever producers do, and wherever the reader restarts: each committed message once.
+"""A reader delivers each committed message once, for any producers and any restarts.
 
-A script says what each producer writes, in its own order, and whether it is committed; Hypothesis
-interleaves the scripts, writes messages twice, and restarts the reader. What must come out is
-known from the scripts alone.
+A script defines the messages of each producer, in order, and whether they are committed. Hypothesis
+interleaves the scripts, writes messages twice, and restarts the reader. The expected messages
+follow from the scripts alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMIT, ROLL_BACK, ABANDON, OUTSIDE = "commit", "roll back", "abandon", "outside
 
 @dataclass(frozen=True)
 class Written:
-    """One message of a script; ``counts`` is what the reader must find out."""
+    """One message of a script. The reader must find out whether it ``counts``."""
 
     producer: int
     clock: int
@@ -42,7 +42,7 @@ class Written:
 
 @st.composite
 def scripts(draw: st.DrawFn, producer: int) -> list[Written]:
-    """What one producer writes, in order, duplicates included."""
+    """Draw the messages of one producer in order, including duplicates."""
     script: list[Written] = []
     clock = acked = draw(st.integers(1, 50))
     repeatable: list[Written] = []
@@ -56,7 +56,7 @@ def scripts(draw: st.DrawFn, producer: int) -> list[Written]:
             flags = OUTSIDE_TXN if fate == OUTSIDE else CONTINUE_TXN
             own.append(Written(producer, clock, flags, fate in (COMMIT, OUTSIDE, "final")))
             script.append(own[-1])
-            # Of what was committed before, and of what is being written now.
+            # Duplicates of committed messages and of the current transaction.
             again = st.sampled_from([*repeatable, *own])
             script += draw(st.lists(again, max_size=2))
         if fate in (COMMIT, "final"):
@@ -78,7 +78,7 @@ def scripts(draw: st.DrawFn, producer: int) -> list[Written]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[str, Written | None]]:
-    """Locations in queue order, with what is behind them; None for batches without a message."""
+    """Draw locations in queue order with their messages; None is a batch without a message."""
     producers = draw(st.integers(1, 3))
     queues = [draw(scripts(producer)) for producer in range(producers)]
     order = draw(
@@ -111,7 +111,7 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
     acknowledged = 0
 
     def replay(begin: int, end: int) -> Iterable[tuple[int, str]]:
-        assert acknowledged <= begin < end, "what was acknowledged has left the manifest"
+        assert acknowledged <= begin < end, "acknowledged entries have left the manifest"
         return entries[begin:end]
 
     Small = type("Small", (ReadCommitted,), {"buffer": buffer})  # noqa: N806  # a class
@@ -121,7 +121,7 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
     for sequence, location in entries:
         now = rule.offer(sequence, location, replay)
         assert now == sorted(now)
-        # A plan made again gives what it gave, whatever the reader has in memory.
+        # Planning again gives the same result, whatever the reader has in memory.
         assert now == steady.offer(sequence, location, replay)
         assert rule.to_dict() == steady.to_dict()
         passes = filtered.offer(sequence, location)
@@ -131,7 +131,7 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
         acknowledged = rule.stable_end(sequence + 1)
         open_now = undecided(entries[: sequence + 1], "ingest")
         assert acknowledged == min(
-            [sequence + 1, *(each.first_sequence for each in open_now.values())]
+            [sequence + 1, *(transaction.first_sequence for transaction in open_now.values())]
         )
         if restarts >> sequence & 1:
             state = json.loads(json.dumps(rule.to_dict()))
@@ -143,7 +143,9 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
     for producer in range(3):
         wanted = list(
             dict.fromkeys(
-                each.clock for _, each in log if each and each.counts and each.producer == producer
+                entry.clock
+                for _, entry in log
+                if entry and entry.counts and entry.producer == producer
             )
         )
         found = [
@@ -154,13 +156,13 @@ def test_any_interleaving_with_any_restarts_gives_each_committed_message_once(
 
 @settings(deadline=None)
 @given(logs())
-def test_what_is_remembered_is_the_producers_that_have_not_had_their_last_word(
+def test_the_state_keeps_only_producers_that_have_not_sent_their_final_message(
     log: list[tuple[str, Written | None]],
 ) -> None:
     rule = ReadCommitted("ingest")
     for sequence, (location, _) in enumerate(log):
         rule.offer(sequence, location, lambda begin, end: [])
-    ended = {each.producer for _, each in log if each and each.flags & FINAL}
-    seen = {each.producer for _, each in log if each}
+    ended = {entry.producer for _, entry in log if entry and entry.flags & FINAL}
+    seen = {entry.producer for _, entry in log if entry}
     remembered = rule.to_dict().get("producers", {})
     assert {bytes.fromhex(name)[-1] for name in remembered} == seen - ended

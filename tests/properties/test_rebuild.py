@@ -1,8 +1,8 @@
-"""Whatever was written and read before a manifest is lost or cut: a rebuild loses nothing.
+"""A rebuild loses nothing, whatever was written and read before a manifest was lost or cut.
 
-Publishers without a name write transactions, and others plain batches; a reader follows,
-acknowledges what it may, and its marker lags behind. Then the manifest goes, or its end does. What
-must be delivered from the rebuilt one is known from what was written.
+Unnamed publishers write transactions, and other producers write plain batches. A reader follows and
+acknowledges as far as it may, and its marker lags. Then the manifest or its end is lost. The
+batches that were written determine the records that the rebuilt manifest must deliver.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEEDS = 60
 
 
 class History:
-    """A queue, its writers and its reader, as chance has it."""
+    """A queue with random writers and a random reader."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -57,7 +57,7 @@ class History:
     def write(self) -> None:
         kind = self.random.random()
         if kind < 0.3:
-            # A sink's write is named hours ahead.
+            # The names of a sink's writes are dated hours ahead.
             self.committed.add(self.append(ahead_ms=self.random.choice([0, 0, 10**7])))
             return
         if kind < 0.6 or not self.open:
@@ -89,7 +89,7 @@ class History:
                 self.seen = Watermark.of(self.manifest, self.written[floor - 1])
 
     def left(self) -> Listing:
-        """What a collector may have left: all that is queued, and of the rest what is young."""
+        """Return a listing that a collector may leave: all queued batches, and other young ones."""
         oldest_ms = self.now_ms - self.random.choice([GRACE_MS, 2 * GRACE_MS, 10**9])
         queued = set(self.manifest.locations())
         found = []
@@ -102,11 +102,11 @@ class History:
 
 
 def replay_of(locations: dict[int, str]) -> Replay:
-    return lambda begin, end: [(each, locations[each]) for each in range(begin, end)]
+    return lambda begin, end: [(sequence, locations[sequence]) for sequence in range(begin, end)]
 
 
 def read_all(rule: ReadCommitted, locations: dict[int, str]) -> set[str]:
-    """What a reader that knows nothing yet is given, from beginning to end."""
+    """Return everything that a new reader receives, from beginning to end."""
     again = replay_of(locations)
     return {
         locations[each]
@@ -129,7 +129,7 @@ def test_a_rebuild_loses_nothing_delivers_nothing_wrong_and_blocks_no_reader(dam
             raw = history.manifest.raw[:end]
         plan = plan_rebuild(raw, history.left(), history.seen, config=CONFIG)
         assert plan.fault is not None
-        pairs = {each.sequence: each.location for each in plan.manifest.entries()}
+        pairs = {entry.sequence: entry.location for entry in plan.manifest.entries()}
         rule = ReadCommitted("ingest")
         delivered = read_all(rule, pairs)
         waited = history.committed.intersection(history.manifest.locations()) - history.delivered
@@ -137,7 +137,7 @@ def test_a_rebuild_loses_nothing_delivers_nothing_wrong_and_blocks_no_reader(dam
         assert delivered <= history.committed, seed
         waiting = undecided(pairs.items(), "ingest")
         assert set(waiting) <= set(history.open), seed
-        first = min((each.first_sequence for each in waiting.values()), default=None)
+        first = min((transaction.first_sequence for transaction in waiting.values()), default=None)
         following = plan.manifest.next_sequence
         assert rule.stable_end(following) == (following if first is None else first), seed
         rebuilt += bool(waited)

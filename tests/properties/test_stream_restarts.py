@@ -1,8 +1,8 @@
 """The streaming source under Spark's protocol, with crashes between any two of its steps.
 
-A model of Spark's two micro-batch engines calls the driver's side of the source: the normal one,
-whose offset and commit logs are written in step, and the one with asynchronous progress
-tracking, whose logs lag. What is on record survives a crash, the rest does not.
+A model of Spark's two micro-batch engines calls the driver's side of the source. The normal engine
+writes its offset and commit logs in step. With asynchronous progress tracking the logs lag. Logged
+entries survive a crash, and everything else is lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Crash(Exception):
 
 
 class CheckpointedQuery:
-    """A queue with writers, some of which repeat themselves, and what is on record of a query."""
+    """A queue with writers, some of which repeat batches, and the logs and output of a query."""
 
     OPTIONS = {"createIfMissing": "true"}  # noqa: RUF012
 
@@ -85,7 +85,7 @@ class CheckpointedQuery:
                 batch = self.random.randrange(len(self._transactions))
                 if not self._transactions[batch]:
                     continue
-                self.put("ingest", self._new(1))  # A writer that repeats itself leaves a gap.
+                self.put("ingest", self._new(1))  # A writer that repeats a batch leaves a gap.
                 self.put("ingest", self._transactions[batch], txn=Transaction("app", batch))
                 continue
             values = self._new(self.random.randint(1, 4))
@@ -97,7 +97,7 @@ class CheckpointedQuery:
         self.runtime.advance(self.random.choice(tuple(pauses)))
 
     def rewrite(self) -> None:
-        """The writer of a late append sees that its objects are gone, and writes them again."""
+        """Write the records of a late append again, as its writer does if its objects are gone."""
         if self._late:
             batch = self._late.pop(0)
             self.put("ingest", self._new(1))
@@ -119,7 +119,7 @@ class CheckpointedQuery:
         message: UUID | None = None,
         gone: bool = False,
     ) -> None:
-        """Append a batch of each value, or an empty one; with ``gone`` without their objects."""
+        """Append one batch for each value, or an empty one; with ``gone``, without its objects."""
         entries = []
         for records in [[value] for value in values] or [[]]:
             location = batch_key(prefix, self.runtime.ulid(), txn, message)
@@ -141,7 +141,7 @@ class CheckpointedQuery:
         return MicroBatchStream(SourceOptions.from_spark(options), self.store, self.runtime)
 
     def settle(self) -> None:
-        """Nothing is open that a writer had to end."""
+        """End everything that writers have left open, which is nothing here."""
 
     def manifest(self) -> Manifest:
         return Manifest.parse(read_bytes(self.store, "ingest/manifest"))
@@ -150,7 +150,7 @@ class CheckpointedQuery:
         return self.manifest().entry_count
 
     def run(self, triggers: int | None) -> None:
-        """A run of a normal query; None: AvailableNow, without crashes or new data, to the end."""
+        """Run a normal query. None means AvailableNow to the end, without crashes or new data."""
         driver = self.driver()
         if triggers is None:
             driver.prepare_available_now()
@@ -181,7 +181,7 @@ class CheckpointedQuery:
         if crashes:
             self.maybe_crash()
         rows = read(driver, self.offsets.get(batch - 1), self.offsets[batch])
-        assert self.output.get(batch, rows) == rows, "a replay is what the first run was"
+        assert self.output.get(batch, rows) == rows, "a replay equals the first run"
         self.output[batch] = rows
         if crashes:
             self.maybe_crash()
@@ -198,9 +198,9 @@ def read(driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset
     until = recorded(end)
     assert until is not None
     return [
-        each.metadata[0].payload
+        batch.metadata[0].payload
         for task in driver.plan_input_partitions(recorded(start), until)
-        for each in task.batches
+        for batch in task.batches
     ]
 
 
@@ -215,7 +215,7 @@ def test_every_record_is_in_exactly_one_micro_batch(seed: int) -> None:
     assert query.queued() == 0
 
 
-def test_what_was_gone_and_written_again_is_in_exactly_one_micro_batch() -> None:
+def test_records_written_again_after_a_loss_are_in_exactly_one_micro_batch() -> None:
     rewritten = 0
     for seed in range(60):
         query = CheckpointedQuery(seed, losses=True)
@@ -232,8 +232,8 @@ def test_what_was_gone_and_written_again_is_in_exactly_one_micro_batch() -> None
     assert rewritten > 60
 
 
-def test_a_gap_inside_a_transaction_loses_nothing_that_is_behind_it() -> None:
-    """Each transaction is longer than a micro-batch, and entries vanish between two runs."""
+def test_a_gap_inside_a_transaction_loses_nothing_after_it() -> None:
+    """Each transaction is longer than a micro-batch, and entries disappear between two runs."""
     torn = 0
     for seed in range(40):
         query = CheckpointedQuery(seed)
@@ -270,7 +270,7 @@ def test_a_gap_inside_a_transaction_loses_nothing_that_is_behind_it() -> None:
 
 
 class LaggingLog:
-    """Logs that one thread writes behind the query's back, and the commits it queues up."""
+    """Logs that another thread writes while the query continues."""
 
     def __init__(self, query: CheckpointedQuery) -> None:
         self._query = query
@@ -283,7 +283,7 @@ class LaggingLog:
         return bool(self._waiting)
 
     def add(self, batch: int, offset: SourceOffset | None) -> None:
-        """Write an offset, or without one a commit, some time."""
+        """Queue an offset to write later, or a commit if there is no offset."""
         self._waiting.append((batch, offset))
 
     def write(self, count: int) -> None:
@@ -301,7 +301,7 @@ class LaggingLog:
 
 
 def before(query: CheckpointedQuery, batch: int) -> int:
-    return max((each for each in query.offsets if each < batch), default=-1)
+    return max((batch_id for batch_id in query.offsets if batch_id < batch), default=-1)
 
 
 def run_asynchronously(query: CheckpointedQuery, triggers: int, seen: list[bytes]) -> None:
@@ -326,7 +326,7 @@ def run_asynchronously(query: CheckpointedQuery, triggers: int, seen: list[bytes
         if written:
             log.add(batch, end)
         if query.random.random() < 0.02:
-            log.write(5)  # The race: written before the query looks for commits, a line later.
+            log.write(5)  # The race: written just before the query looks for commits.
         while log.ready:
             driver.commit(log.ready.pop(0))
         seen += read(driver, start, end)
@@ -337,7 +337,7 @@ def run_asynchronously(query: CheckpointedQuery, triggers: int, seen: list[bytes
 
 
 def run_with_a_lagging_log(query: CheckpointedQuery) -> set[bytes]:
-    """What was read by a query with such logs that crashed, and by a normal one that went on."""
+    """Return the rows of a query with lagging logs that crashed, and of its normal successor."""
     seen: list[bytes] = []
     for _ in range(query.random.randint(2, 6)):
         with contextlib.suppress(Crash):
@@ -363,5 +363,5 @@ def test_with_a_lagging_log_no_record_is_lost(monkeypatch: pytest.MonkeyPatch) -
         assert query.queued() == 0, f"seed {seed}"
         crashes += query.crashes
     assert crashes > 40
-    lagging = [each for each in drivers if each._log.tracking is Tracking.ASYNCHRONOUS]
+    lagging = [driver for driver in drivers if driver._log.tracking is Tracking.ASYNCHRONOUS]
     assert len(lagging) > 40

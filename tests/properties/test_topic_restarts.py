@@ -1,8 +1,8 @@
 """A topic with transactions under Spark's protocol, with crashes between any two of its steps.
 
-The engines are those of ``test_stream_restarts``. Here the writers are others: transactions over
-several partitions are open while the query is restarted, are committed or rolled back one
-partition after the other, and send messages twice; partitions come and go.
+The engines are those of ``test_stream_restarts``, but the writers differ. Transactions over several
+partitions are open while the query is restarted. They are committed or rolled back one partition
+after the other, and send messages twice. Partitions are added and drained.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PARTITIONS = 3
 
 @dataclass
 class Open:
-    """A transaction that is being written: its values by partition, in order.
+    """An open transaction: its values by partition, in order.
 
     Once it is decided, ``ending`` is the clock of its acknowledgements, and ``left`` are the
-    partitions that have not got theirs.
+    partitions that still lack one.
     """
 
     producer: bytes
@@ -40,7 +40,7 @@ class Open:
 
 
 class CheckpointedTopicQuery(CheckpointedQuery):
-    """The writers of a topic, and what is on record of a query that reads it."""
+    """The writers of a topic, and the logs and output of a query that reads it."""
 
     OPTIONS = {}  # noqa: RUF012
 
@@ -52,7 +52,7 @@ class CheckpointedTopicQuery(CheckpointedQuery):
         self.open: list[Open] = []
         self.ended = Counter[str]()
         self._producers = 0
-        self._slow = False  # Whether so much time may pass as a drain takes.
+        self._slow = False  # Whether as much time may pass as a drain takes.
         self._sent: list[tuple[str, bytes, int, int, bytes]] = []
 
     def produce(self, pauses: Iterable[float] = (0, 1, 90)) -> None:
@@ -66,13 +66,13 @@ class CheckpointedTopicQuery(CheckpointedQuery):
         self.runtime.advance(self.random.choice(moments))
 
     def settle(self) -> None:
-        """Every transaction is decided, in all its partitions."""
+        """Decide every transaction in all its partitions."""
         while self.open:
             self._decide()
 
     def queued(self) -> int:
         manifests = [self._queue_of(name).read() for name in self.topic.read().names]
-        return sum(0 if each is None else each.entry_count for each in manifests)
+        return sum(0 if manifest is None else manifest.entry_count for manifest in manifests)
 
     def _plain(self) -> None:
         values = self._new(self.random.randint(1, 3))
@@ -80,7 +80,7 @@ class CheckpointedTopicQuery(CheckpointedQuery):
         self.put(self._any(), values, txn=txn)
 
     def _alone(self) -> None:
-        """A message that is in no transaction."""
+        """Send a message outside of transactions."""
         producer = self._producer()
         self._send(self._any(), producer, 2, OUTSIDE_TXN, self._new(1)[0])
 
@@ -89,7 +89,7 @@ class CheckpointedTopicQuery(CheckpointedQuery):
         self._more(self.open[-1])
 
     def _more(self, transaction: Open | None = None) -> None:
-        undecided = [each for each in self.open if each.ending is None]
+        undecided = [transaction for transaction in self.open if transaction.ending is None]
         if transaction is None and undecided:
             transaction = self.random.choice(undecided)
         if transaction is None:
@@ -102,7 +102,7 @@ class CheckpointedTopicQuery(CheckpointedQuery):
             self._send(name, transaction.producer, transaction.clock, CONTINUE_TXN, value)
 
     def _decide(self) -> None:
-        """Decide one that is open, or go on telling its partitions."""
+        """Decide an open transaction, or acknowledge a decided one in another partition."""
         if not self.open:
             return
         transaction = self.random.choice(self.open)
@@ -112,7 +112,7 @@ class CheckpointedTopicQuery(CheckpointedQuery):
             transaction.ending = transaction.clock + 1 if committed else 1
             transaction.left = sorted(transaction.parts)
             if committed:
-                self.written += [each for part in transaction.parts.values() for each in part]
+                self.written += [record for part in transaction.parts.values() for record in part]
         for _ in range(self.random.randint(1, len(transaction.left))):
             name = transaction.left.pop(self.random.randrange(len(transaction.left)))
             message = build_uuid(transaction.producer, transaction.ending, ACK_TXN | FINAL)
@@ -121,8 +121,10 @@ class CheckpointedTopicQuery(CheckpointedQuery):
             self.open.remove(transaction)
 
     def _again(self) -> None:
-        """A writer that had no answer repeats a message of a transaction that is still open."""
-        producers = {each.producer for each in self.open if each.ending is None}
+        """Repeat a message of an open transaction, like a writer that got no answer."""
+        producers = {
+            transaction.producer for transaction in self.open if transaction.ending is None
+        }
         sent = [each for each in self._sent if each[1] in producers]
         if sent:
             name, producer, clock, flags, value = self.random.choice(sent)
@@ -130,9 +132,9 @@ class CheckpointedTopicQuery(CheckpointedQuery):
             self.ended["sent again"] += 1
 
     def _change(self) -> None:
-        """The topic grows, or one partition is drained."""
+        """Expand the topic, or drain a partition."""
         active = self.topic.read().active
-        busy = {name for each in self.open for name in each.parts}
+        busy = {name for transaction in self.open for name in transaction.parts}
         idle = [name for name in active if name not in busy]
         if self._slow and len(active) > 1 and idle and self.random.random() < 0.6:
             self.topic.drain(self.random.choice(idle))
@@ -159,7 +161,7 @@ class CheckpointedTopicQuery(CheckpointedQuery):
 
 
 def runs_of(seed: int) -> CheckpointedTopicQuery:
-    """A query that was restarted some times while transactions were open, and then ran dry."""
+    """Restart a query several times while transactions are open, then read to the end."""
     query = CheckpointedTopicQuery(seed)
     for _ in range(query.random.randint(1, 6)):
         with contextlib.suppress(Crash):
@@ -169,7 +171,7 @@ def runs_of(seed: int) -> CheckpointedTopicQuery:
     return query
 
 
-def test_what_is_committed_is_in_exactly_one_micro_batch_and_nothing_else_is() -> None:
+def test_committed_records_are_in_exactly_one_micro_batch_and_no_others_are() -> None:
     ended, crashes, left = Counter[str](), 0, 0
     for seed in range(60):
         query = runs_of(seed)

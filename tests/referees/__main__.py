@@ -1,4 +1,4 @@
-"""Plays histories and has them judged: ``./run referees --help``."""
+"""Play histories and let the referees judge them: ``./run referees --help``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ from tests.referees.play import KINDS, TOPICS
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./run referees", description="See tests/referees.")
     parser.add_argument("--histories", type=int, default=40, help="default %(default)s")
-    parser.add_argument("--calls", type=int, help="of each; default 1,000 to 10,000")
-    parser.add_argument("--kind", choices=KINDS, help="default all, one after the other")
+    parser.add_argument("--calls", type=int, help="calls of each history; default 1,000 to 10,000")
+    parser.add_argument("--kind", choices=KINDS, help="default: all, one after the other")
     parser.add_argument("--where", choices=["threads", "processes", "s3"], help="default 18:1:1")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the first")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(10**6), help="seed of the first history"
+    )
     parser.add_argument(
         "--jobs", type=int, default=2 * (os.cpu_count() or 1), help="default %(default)s"
     )
-    parser.add_argument("--stop", action="store_true", help="at the first one that is refused")
-    parser.add_argument("--faults", nargs="*", metavar="NAME", help="seed all, or these")
+    parser.add_argument("--stop", action="store_true", help="stop at the first refused history")
+    parser.add_argument(
+        "--faults", nargs="*", metavar="NAME", help="seed all faults, or the named ones"
+    )
     given = parser.parse_args()
     if (why := missing()) is not None:
         print(why)
@@ -39,15 +43,16 @@ def main() -> int:
         played = []
         for seed in range(given.seed, given.seed + given.histories):
             rng = random.Random(seed)
-            # Processes take seconds to start: they play one history of ten, half of these on S3.
+            # Processes take seconds to start, so they play one of ten histories, half of these on
+            # S3.
             where = given.where or rng.choices(["threads", "processes", "s3"], [18, 1, 1])[0]
             kind = given.kind or list(KINDS)[seed % len(KINDS)]
-            # Of transactions each call is many requests.
+            # Each call of a transaction needs many requests.
             most = 3 if kind in TOPICS else 10
             calls = given.calls or round(1_000 * most ** rng.random())
             played.append(pool.submit(judged, kind, seed, where, calls))
-        for each in as_completed(played):
-            name, where, count, wrong = each.result()
+        for future in as_completed(played):
+            name, where, count, wrong = future.result()
             total.update({where: 1, "calls": count})
             refused += bool(wrong)
             print("\n  ".join([name + (" REFUSED" if wrong else ""), *wrong])[:4_000], flush=True)

@@ -1,7 +1,7 @@
-"""The programs of a history: each in one role, calling the library as users do, until it is over.
+"""The programs of a history, which call the library as users do until the history is over.
 
-``python -m tests.referees.actors '{"role": ..., ...}'`` runs one as a process, until its input
-ends. The fields are those of :class:`Scene`; ``play.py`` runs them as threads, too.
+``python -m tests.referees.actors '{"role": ..., ...}'`` runs one as a process until its input ends.
+The fields are those of :class:`Scene`. ``play.py`` also runs them as threads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PARTITIONS = ("0", "1", "2")
 
 
 class SkewedRuntime(SystemRuntime):
-    """Real time, with a wall clock that is wrong."""
+    """A runtime with real time and a wrong wall clock."""
 
     def __init__(self, skew_ms: int) -> None:
         self._skew_ms = skew_ms
@@ -65,15 +65,15 @@ class Scene:
     """One process of a history.
 
     Attributes:
-        role: Of :data:`ROLES`.
-        name: Unique among all processes of the history.
-        url, endpoint: Of the store; the endpoint of S3.
-        folder: Where histories are written, and what programs save.
+        role: A key of :data:`ROLES`.
+        name: Unique name among all processes of the history.
+        url, endpoint: URL of the store, and the endpoint of S3.
+        folder: Folder for histories and for the data that programs save.
         skew_ms: How far its wall clock is ahead.
-        plan, seed: Faults of the store.
-        saves: Whether consumers save positions in a database of their own.
-        person: Identity that it shares with its earlier instances; of a consumer the reader's name.
-        log: Whether the queue is a log, with small segments.
+        plan, seed: Faults of the store, and the seed of its choices.
+        saves: Whether consumers save positions in their own database.
+        person: Identity that it shares with its earlier instances. For a consumer, the reader name.
+        log: Whether the queue is a log with small segments.
     """
 
     role: str
@@ -93,12 +93,12 @@ class Scene:
         self.runtime = SkewedRuntime(self.skew_ms)
         self.rng = random.Random(f"{self.seed} {self.name}")
         self.recorder = Recorder(Path(self.folder), self.name)
-        # Opening a client of S3 takes seconds on a busy machine.
+        # Opening an S3 client takes seconds on a busy machine.
         self.grace_ms = 10_000 if store is not None else 40_000
         self.over = threading.Event()
         if self.log:
             Log.most_entries, Log.left_entries = 6, 2
-        self.values = (f"{self.name.rpartition('-')[2]}:{each}" for each in itertools.count())
+        self.values = (f"{self.name.rpartition('-')[2]}:{number}" for number in itertools.count())
         self.options = odb.StoreOptions()
         if self.endpoint is not None:
             keys = dict.fromkeys(("access_key_id", "secret_access_key"), "testing")
@@ -134,7 +134,7 @@ class Scene:
         self.over.wait(self.rng.uniform(0, most_s))
 
     def play(self) -> None:
-        """Play the role, and again after each error, as under a supervisor."""
+        """Play the role, and restart it after each error, like a supervisor."""
         while not self.over.is_set():
             with suppress(OpenDataBufferError):
                 ROLES[self.role](self)
@@ -142,12 +142,12 @@ class Scene:
 
 
 def claim(scene: Scene, config: odb.QueueConfig) -> QueueClaim:
-    """The queue, with a grace period that a producer does not give to what it creates."""
+    """Claim the queue with a grace period, which a producer does not set on a queue it creates."""
     return claim_for_writing(scene.store, config, runtime=scene.runtime, grace_ms=scene.grace_ms)
 
 
 def make_log(scene: Scene, readers: list[str]) -> None:
-    """A log whose readers begin with its first entry."""
+    """Create a log whose readers begin with its first entry."""
     config = scene.config(odb.QueueConfig)
     queue = claim(scene, config)
     times = {"retention_ms": None, "reader_expiry_ms": 10**9}
@@ -160,7 +160,7 @@ def make_log(scene: Scene, readers: list[str]) -> None:
 
 def produce(scene: Scene) -> None:
     room = threading.Semaphore(8)
-    # A batch of its own for each record: by its transaction, or by a flush.
+    # Each record gets its own batch, by its transaction or by a flush.
     flushes, app, number = scene.rng.random() < 0.3, f"{scene.name}.{scene.rng.random()}", 0
     claim(scene, scene.producing())
     with odb.Producer(scene.producing(), store=scene.store, runtime=scene.runtime) as opened:
@@ -191,7 +191,7 @@ def produce(scene: Scene) -> None:
 
 
 def commit_batches(scene: Scene) -> None:
-    """What Spark's sink does for a query: each batch until it is committed, then the next one."""
+    """Repeat each batch until it is committed, like Spark's sink for a query."""
     queue = scene.config(odb.QueueConfig)
     options = SinkOptions(queue=queue, grace_ms=scene.grace_ms)
     claim(scene, queue)
@@ -207,7 +207,7 @@ def commit_batches(scene: Scene) -> None:
         with scene.recorder.call("append", "ingest", record=record, txn=f"job:{batch}") as answer:
             answer["repeat"] = not committer.append(Group(planned, uploads, txn, "query"))
         batch += 1
-        saved.put(generation, batch)  # a driver that was replaced goes on until it is stopped
+        saved.put(generation, batch)  # a replaced driver continues until it is stopped
         scene.rest(0.02)
 
 
@@ -222,8 +222,8 @@ def consume(scene: Scene, *, to_the_end: bool = False) -> None:
             opened = odb.Consumer(config, position, store=scene.store, runtime=scene.runtime)
             answer.update(epoch=opened.epoch, first=opened.first_sequence)
     except DataLoss:
-        # Right if a later instance has begun and acknowledged more. Otherwise it is an answer that
-        # no order allows: an open without an epoch.
+        # This is correct if a later instance has begun and acknowledged more. Otherwise it becomes
+        # an open without an epoch, which no order of calls allows.
         if not scene.saves or saved.put(generation, value):
             scene.recorder.past(since, "open", "ingest", position=position, reader=name)
         raise
@@ -289,7 +289,7 @@ def work(scene: Scene, *, to_the_end: bool = False) -> None:
 
 
 def publish(scene: Scene, *, to_the_end: bool = False) -> None:
-    """Transactions and single messages; with a person it has a name, and otherwise intents."""
+    """Publish transactions and single messages, with a person's name or with saved intents."""
     name = scene.person if scene.person.startswith("named") else None
     saved = scene.saved(scene.person)
     generation, intents = saved.begin(None)
@@ -325,7 +325,7 @@ def publish_one(scene: Scene, opened: odb.Publisher) -> None:
 def publish_several(scene: Scene, opened: odb.Publisher, saved: Saved, generation: int) -> None:
     names = scene.rng.choices(PARTITIONS, k=scene.rng.randint(1, 4))
     values = [(name, next(scene.values)) for name in names]
-    call = scene.recorder.invoke("txn", "topic", value=[["append", *each] for each in values])
+    call = scene.recorder.invoke("txn", "topic", value=[["append", *value] for value in values])
     try:
         for name, value in values:
             opened.publish_uncommitted([value.encode()], partition=name)
@@ -335,7 +335,7 @@ def publish_several(scene: Scene, opened: odb.Publisher, saved: Saved, generatio
             scene.recorder.end(call, "fail")
             return
         intents = opened.build_ack_intents()
-    except OpenDataBufferError as error:  # without intents it can never count
+    except OpenDataBufferError as error:  # without intents it can never be visible
         scene.recorder.end_by(call, error, sure=True)
         raise
     if not scene.person.startswith("named") and not saved.put(generation, intents.to_json()):
@@ -361,9 +361,9 @@ def read_topic(scene: Scene, *, to_the_end: bool = False) -> None:
             batches = []
             while (batch := next_batch(opened)) is not None:
                 number = str(int(batch.partition.split("-")[1]))
-                lists[number] += [each.decode() for each in batch.entries]
+                lists[number] += [record.decode() for record in batch.entries]
                 batches.append(batch)
-            for batch in {each.partition: each for each in batches}.values():
+            for batch in {batch.partition: batch for batch in batches}.values():
                 positions[batch.partition] = str(opened.position_of(batch))
             if not saved.put(generation, (positions, lists)):
                 return
@@ -393,9 +393,9 @@ ROLES = {
 
 
 def finish(scene: Scene, kind: str, people: list[str]) -> None:
-    """Read what is left, once nobody else is at work and nothing fails."""
-    for each in people:
-        scene.person = each
+    """Read the rest, after all other programs have ended and all faults have healed."""
+    for person in people:
+        scene.person = person
         (consume if kind == "log" else publish)(scene, to_the_end=True)
     if kind in ("topic", "serial"):
         read_topic(scene, to_the_end=True)

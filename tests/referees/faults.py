@@ -1,8 +1,8 @@
-"""Are the referees awake? Faults seeded into a copy of the code, one by one.
+"""Check the referees with faults that are seeded into a copy of the code, one by one.
 
-``./run referees --faults [NAME ...]`` prints who caught each, as rows of the table in
-``README.md``, and ends with 1 where nobody did. A fault is a substitution of text that must be
-there once: who changes that code changes the fault, too.
+``./run referees --faults [NAME ...]`` prints the referee that caught each fault, as rows of the
+table in ``README.md``, and exits with 1 if no one caught it. A fault replaces a text that must
+occur exactly once, so a change of that code must also change the fault.
 """
 
 from __future__ import annotations
@@ -161,18 +161,18 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 
 
 def faulty(name: str) -> str:
-    """The text of a file with its fault."""
+    """Return the text of a file with its fault."""
     _, file, substitutions = FAULTS[name]
     text = (ROOT / file).read_text()
     for old, new in substitutions:
         if text.count(old) != 1:
-            raise ValueError(f"fault {name!r}: {old!r} is {text.count(old)} times in {file}")
+            raise ValueError(f"fault {name!r}: {old!r} occurs {text.count(old)} times in {file}")
         text = text.replace(old, new)
     return text
 
 
 def seeded(root: Path, name: str) -> None:
-    """A copy of the code with one fault."""
+    """Copy the code with one fault."""
     for folder in ("core", "buffer_sink", "tools", "tests/support", "tests/referees"):
         ignored = shutil.ignore_patterns("__pycache__", "build")
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
@@ -181,7 +181,7 @@ def seeded(root: Path, name: str) -> None:
 
 
 def caught(name: str, jobs: int) -> tuple[str, int]:
-    """Who refused a history first ("" for nobody), and which one of them it was."""
+    """Return the first verdict against a history ("" if there was none), and its number."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         seeded(root, name)
@@ -203,5 +203,5 @@ def run(names: Iterable[str], jobs: int) -> int:
     for name in names or FAULTS:
         by, played = caught(name, jobs)
         missed += not by
-        print(f"| {name} | {FAULTS[name][0]} | {by or '**nobody**'} | {played} |", flush=True)
+        print(f"| {name} | {FAULTS[name][0]} | {by or '**no one**'} | {played} |", flush=True)
     return 1 if missed else 0

@@ -1,4 +1,4 @@
-"""Histories: what each process called, and what it was answered, one line of JSON for each.
+"""Histories: the calls of each process and their answers, one line of JSON each.
 
 ::
 
@@ -6,7 +6,7 @@
     {"t": 94, "p": "producer-1", "i": 7, "type": "ok", "sequence": 12}
 
 ``t`` is the machine's monotonic clock, which all processes share and no test can set. A call that
-ends with ``fail`` changed nothing; one with ``unknown``, or with no end, may have.
+ends with ``fail`` changed nothing. A call that ends with ``unknown``, or without an end, may have.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 from opendata_buffer.errors import CommitStateUnknown, DataLoss, Fenced, OpenDataBufferError
 
 SURE = {"append"}
-"""Calls whose errors, but for ``CommitStateUnknown``, promise that nothing was changed."""
+"""Calls whose errors, except ``CommitStateUnknown``, promise that nothing was changed."""
 
 
 class Recorder:
-    """Writes the history of one process. Thread-safe; each line is one write."""
+    """Writes the history of one process. It is thread-safe: each line is one write."""
 
     def __init__(self, folder: Path, process: str) -> None:
         self._file = (folder / f"{process}.jsonl").open("ab", buffering=0)
@@ -37,7 +37,7 @@ class Recorder:
         self._muted = False
 
     def mute(self) -> None:
-        """Write no more, and begin no call: a thread plays a process that was killed."""
+        """Write nothing more and refuse new calls, for a thread that imitates a killed process."""
         with self._lock:
             self._muted = True
 
@@ -52,7 +52,7 @@ class Recorder:
         self._write(number, how, fields)
 
     def end_by(self, number: int, error: BaseException, *, sure: bool) -> None:
-        """The end of a call that raised."""
+        """Record the end of a call that raised an error."""
         if isinstance(error, Fenced):
             self.end(number, "fail", fenced=error.current_epoch, error=repr(error)[:200])
         elif isinstance(error, CommitStateUnknown) or not sure:
@@ -62,13 +62,13 @@ class Recorder:
 
     @contextmanager
     def call(self, f: str, queue: str, **fields: Any) -> Iterator[dict[str, Any]]:
-        """Around a call; the block puts what it was answered into the value."""
+        """Record a call. The block puts the answer into the yielded dictionary."""
         answer: dict[str, Any] = {}
         number = self.invoke(f, queue, **fields)
         try:
             yield answer
         except DataLoss as error:
-            # An owner that finds entries gone: of a read an answer that no order allows.
+            # An owner that misses entries: recorded as a read that no order of calls allows.
             self.end(number, "ok" if f == "read" else "fail", entries=[(-1, str(error), True)])
             raise
         except OpenDataBufferError as error:
@@ -77,7 +77,7 @@ class Recorder:
         self.end(number, "ok", **answer)
 
     def past(self, since: int, f: str, queue: str, **fields: Any) -> None:
-        """A call that ended well just now, and began at ``since``."""
+        """Record a call that has just succeeded and that began at ``since``."""
         with self._lock:
             self._calls += 1
             number = self._calls
@@ -94,7 +94,7 @@ class Recorder:
 
 
 def merged(folder: Path) -> list[dict[str, Any]]:
-    """The events of all processes in the order of time, without a last line that was cut off."""
+    """Return the events of all processes in order of time, without a truncated last line."""
     lines = [
         line
         for file in sorted(folder.glob("*.jsonl"))
@@ -104,20 +104,20 @@ def merged(folder: Path) -> list[dict[str, Any]]:
 
 
 class Saved:
-    """What a program keeps in its own database: a value that only its last instance may change."""
+    """A value in a program's own database that only its last instance may change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def begin(self, default: Any) -> tuple[int, Any]:
-        """Fence earlier instances. The generation of this one, and the value."""
+        """Fence earlier instances. Return the generation of this one, and the value."""
         with self._locked():
             generation, value = self._read(default)
             self._put(generation + 1, value)
             return generation + 1, value
 
     def put(self, generation: int, value: Any) -> bool:
-        """Whether it was saved: not where a later instance has begun."""
+        """Save a value unless a later instance has begun. Return whether it was saved."""
         with self._locked():
             if self._read(None)[0] != generation:
                 return False

@@ -1,4 +1,4 @@
-"""The referees: Porcupine for queues, adya for transactions; built with Go and Cargo."""
+"""The referees: Porcupine for queues and adya for transactions, built with Go and Cargo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Call = dict[str, Any]
 
 
 def missing() -> str | None:
-    """Why histories cannot be judged here, or None. Builds the referees."""
+    """Build the referees. Return the reason why that is impossible, or None."""
     go = ["go", "build", "-o", str(LOG), "."]
     cargo = ["cargo", "build", "--locked", "--release", "-q", "--target-dir"]
     for folder, command in (("log", go), ("transactions", [*cargo, str(HERE / "build/cargo")])):
@@ -38,15 +38,15 @@ def missing() -> str | None:
 
 
 def judged(kind: str, seed: int, where: str, calls: int) -> tuple[str, str, int, list[str]]:
-    """Play a history and have it judged. What was played, its calls, and what is wrong with it."""
+    """Play a history and judge it. Return its name, place, number of calls, and violations."""
     logging.disable()
     began, failed = time.monotonic(), []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "history"
         try:
             play(kind, seed, folder, calls=calls, processes=where != "threads", s3=where == "s3")
-        except Exception as error:  # of the last reader, or of a process that does not end
-            failed.append(f"it could not be played to its end: {error!r}")
+        except Exception as error:  # from the last reader, or from a process that does not end
+            failed.append(f"the history could not be completed: {error!r}")
         history = paired(merged(folder))
         judge = by_adya if kind in TOPICS else by_reader if kind == "log" else by_porcupine
         wrong = judge(history, folder, kind) + failed
@@ -58,10 +58,10 @@ def judged(kind: str, seed: int, where: str, calls: int) -> tuple[str, str, int,
 
 
 def paired(events: list[dict[str, Any]]) -> list[Call]:
-    """Calls with their answers, in the order of their beginnings.
+    """Return calls with their answers, in the order of their beginnings.
 
-    ``since`` and ``until`` are nanoseconds, ``how`` is ok, unknown or fail; of a call without an
-    answer, which may count later, ``until`` is after all others.
+    ``since`` and ``until`` are nanoseconds, and ``how`` is ok, unknown, or fail. A call without an
+    answer may take effect later, so its ``until`` is after all others.
     """
     after = max((event["t"] for event in events), default=0) + 1
     calls: dict[tuple[str, int], Call] = {}
@@ -76,19 +76,19 @@ def paired(events: list[dict[str, Any]]) -> list[Call]:
 
 
 def by_reader(history: list[Call], folder: Path, kind: str) -> list[str]:
-    """To each reader a log is a queue of its own, with the same appends."""
+    """Judge each reader of a log as if it had its own queue with the same appends."""
     wrong = []
-    for name in sorted({each["reader"] for each in history if "reader" in each}):
-        own = [dict(each) for each in history if each.get("reader", name) == name]
-        wrong += [f"{each}, of reader {name}" for each in by_porcupine(own, folder, kind)]
+    for name in sorted({call["reader"] for call in history if "reader" in call}):
+        own = [dict(call) for call in history if call.get("reader", name) == name]
+        wrong += [f"{verdict}, of reader {name}" for verdict in by_porcupine(own, folder, kind)]
     return wrong
 
 
 def by_porcupine(history: list[Call], folder: Path, kind: str) -> list[str]:
-    calls = [each for each in history if each["how"] != "fail" or each.get("fenced")]
+    calls = [call for call in history if call["how"] != "fail" or call.get("fenced")]
     calls = at_end(calls) if kind == "work" else resolved(calls)
-    for number, each in enumerate(calls):
-        each["id"] = number
+    for number, call in enumerate(calls):
+        call["id"] = number
     model = {"work": "work", "log": "reader"}.get(kind, "queue")
     (verdict,) = asked([LOG, model], folder / "calls", calls)
     if verdict["result"] == "Ok":
@@ -98,17 +98,17 @@ def by_porcupine(history: list[Call], folder: Path, kind: str) -> list[str]:
 
 
 def resolved(calls: list[Call]) -> list[Call]:
-    """Appends get the sequence where a reader saw them.
+    """Set the sequence of each append to the one at which a reader saw it.
 
-    One without an answer that no reader saw may have done nothing: what it left behind would be a
-    gap that no other append explains. Opens and reads without an answer changed nothing that
-    counts. Writers of transactions append empty batches by themselves, to separate others.
+    An append without an answer that no reader saw may have done nothing; otherwise it would leave a
+    gap that no other append explains. Opens and reads without an answer changed nothing relevant.
+    Writers of transactions also append empty batches on their own, as separators.
     """
-    seen = {each[1]: each[0] for call in calls for each in call.get("entries", ())}
-    empty = {each[0] for call in calls for each in call.get("entries", ()) if not each[1]}
+    seen = {entry[1]: entry[0] for call in calls for entry in call.get("entries", ())}
+    empty = {entry[0] for call in calls for entry in call.get("entries", ()) if not entry[1]}
     kept = [
-        {"f": "append", "how": "ok", "since": 0, "until": calls[-1]["until"], "sequence": each}
-        for each in sorted(empty)
+        {"f": "append", "how": "ok", "since": 0, "until": calls[-1]["until"], "sequence": name}
+        for name in sorted(empty)
     ]
     for call in calls:
         if call["f"] == "append" and "sequence" not in call and not call.get("repeat"):
@@ -120,28 +120,29 @@ def resolved(calls: list[Call]) -> list[Call]:
 
 
 def at_end(calls: list[Call]) -> list[Call]:
-    """With a call for each batch, after all others, that tells whether it is still queued."""
-    (left,) = [each for each in calls if each["f"] == "left"]
-    remaining = {each[1] for each in left["entries"]}
-    records = [each["record"] for each in calls if each["f"] == "append"]
-    end = [{**left, "record": each, "remaining": each in remaining} for each in records]
-    return [each for each in calls if each is not left and each["record"]] + end
+    """Add a call for each batch, after all others, that records whether it is still queued."""
+    (left,) = [call for call in calls if call["f"] == "left"]
+    remaining = {entry[1] for entry in left["entries"]}
+    records = [call["record"] for call in calls if call["f"] == "append"]
+    end = [{**left, "record": record, "remaining": record in remaining} for record in records]
+    return [call for call in calls if call is not left and call["record"]] + end
 
 
 def by_adya(history: list[Call], folder: Path, kind: str) -> list[str]:
-    """Each partition alone is strictly serializable, with all reads.
+    """Check that each partition alone is strictly serializable, with all reads.
 
-    All together are serializable where transactions come one after the other; a consumer reads one
-    partition after the other. With several publishers the order of two transactions may differ
-    between partitions, but none counts in part: the last read, which is of all, shows it.
+    All partitions together are serializable if transactions come one after the other; a consumer
+    reads one partition after the other. With several publishers the order of two transactions may
+    differ between partitions, but no transaction is visible in part. The last read, which reads all
+    partitions, shows this.
     """
-    reads = [each for each in history if each["value"][0][0] == "r" and each["how"] == "ok"]
-    writes = [each for each in history if each["value"][0][0] != "r"]
+    reads = [call for call in history if call["value"][0][0] == "r" and call["how"] == "ok"]
+    writes = [call for call in history if call["value"][0][0] != "r"]
     last = [each for each in reads if each["final"]]
     tasks = [("strict-serializable", "", f"partition {name}", [
-        {**each, "value": own}
-        for each in [*writes, *reads]
-        if (own := [mop for mop in each["value"] if mop[1] == name])
+        {**operation, "value": own}
+        for operation in [*writes, *reads]
+        if (own := [mop for mop in operation["value"] if mop[1] == name])
     ]) for name in PARTITIONS]  # fmt: skip
     if kind == "serial":
         split = [{**each, "value": [mop]} for each in reads for mop in each["value"]]
@@ -158,12 +159,12 @@ def by_adya(history: list[Call], folder: Path, kind: str) -> list[str]:
 
 
 def elle(txns: list[Call]) -> list[dict[str, Any]]:
-    """Elle's form, each transaction as a process of its own."""
+    """Convert transactions to Elle's format, each one as a separate process."""
     lines = []
-    for process, each in enumerate(txns):
-        done = {"ok": "ok", "fail": "fail", "unknown": "info"}[each["how"]]
-        asked = [[mop[0], mop[1], None if mop[0] == "r" else mop[2]] for mop in each["value"]]
-        begin, end = (each["since"], "invoke", asked), (each["until"], done, each["value"])
+    for process, txn in enumerate(txns):
+        done = {"ok": "ok", "fail": "fail", "unknown": "info"}[txn["how"]]
+        asked = [[mop[0], mop[1], None if mop[0] == "r" else mop[2]] for mop in txn["value"]]
+        begin, end = (txn["since"], "invoke", asked), (txn["until"], done, txn["value"])
         for time_, how, value in (begin, end):
             lines.append({"time": time_, "process": process, "type": how, "value": value})
     return sorted(lines, key=lambda line: (line["time"], line["type"] != "invoke"))

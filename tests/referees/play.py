@@ -1,7 +1,7 @@
-"""Plays one history: a deployment, what befalls it, and a last reader when all is quiet again.
+"""Play one history: a deployment with faults, and a last reader after all faults have healed.
 
-Roles, faults, clocks, and who is killed or suspended are drawn from a seed. Threads and processes
-take turns as they like, so the same seed gives another history each time.
+A seed chooses the roles, the faults, the clocks, and the processes that are killed or suspended.
+The scheduling of threads and processes is random, so the same seed gives different histories.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from tests.support.s3_server import Answer, Fault, S3Server
 
 HOUR_MS = 3_600_000
 KINDS: dict[str, list[tuple[str, str]]] = {
-    # Roles of the processes, and whom two instances may stand for at the same time.
+    # Roles of the processes, and their persons. Two instances with one person compete.
     "queue": [("producer", "")] * 3 + [("consumer", "")] * 2,
     "log": [("producer", "")] * 3 + [("consumer", "a")] * 2 + [("consumer", "b")] * 2,
     "sink": [("producer", ""), ("sink", ""), ("sink", ""), ("consumer", ""), ("consumer", "")],
     "broker": [("host", ""), ("host", ""), *[("producer", "")] * 3, *[("consumer", "")] * 2],
     "work": [("producer", "")] * 2 + [("worker", "")] * 3,
-    "topic": [("publisher", each) for each in ("named-a", "named-b", "intents-a", "intents-b")]
+    "topic": [("publisher", name) for name in ("named-a", "named-b", "intents-a", "intents-b")]
     + [("reader", "")] * 2,
     "serial": [("publisher", "named-a")] * 2 + [("reader", "")] * 2,
 }
 TOPICS = ("topic", "serial")
 ALONE = ("intents",)
-"""Publishers that save their intents themselves, so that only one instance may live."""
+"""Publishers that save their intents themselves, so only one instance may run."""
 FAULTS = {
     "cas_lost_after": 0.06, "cas_lost_before": 0.03, "cas_late": 0.03, "get_errors": 0.02,
     "put_errors": 0.03, "list_errors": 0.05, "delete_errors": 0.1, "stalls": 0.005,
@@ -53,7 +53,7 @@ FAULTS = {
 
 
 class Gate:
-    """A store as one thread sees it, which plays a process: it may be suspended, or be dead."""
+    """A store for a thread that imitates a process, which may be suspended or killed."""
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
@@ -123,7 +123,7 @@ class Thread:
     def join(self) -> None:
         self._thread.join(60)
         assert not self._thread.is_alive(), f"{self.scene.name} does not end"
-        # A role that cannot play would leave a history that says nothing of it.
+        # A role that fails would leave a history without its calls.
         assert self._failure is None, f"{self.scene.name} ended: {self._failure!r}"
 
 
@@ -162,14 +162,14 @@ def play(
     kind: str, seed: int, folder: Path, *, calls: int, processes: bool, s3: bool = False,
     most_s: float = 120.0,
 ) -> None:  # fmt: skip
-    """Play a history of about so many calls, and leave its files in the folder."""
+    """Play a history of about ``calls`` calls, and leave its files in the folder."""
     folder.mkdir(parents=True)
     rng = random.Random(seed)
     plan = {
         name: value if name.endswith("_ms") or name == "jitter" else value * rng.choice([0, 1, 2])
         for name, value in FAULTS.items()
     }
-    # Not as wrong as the clock of a process: two that agree on a wrong time are not doubted.
+    # Less than the error of a process's clock, because two clocks that agree are trusted.
     plan["date_error_ms"] = rng.choice([-2 * HOUR_MS, 2 * HOUR_MS])
     saves = kind == "sink" or rng.random() < 0.5
     with ExitStack() as stack:
@@ -201,7 +201,7 @@ def play(
             actors.make_log(quiet, people)
         if kind in TOPICS:
             Topic.create(quiet.config(QueueConfig), len(PARTITIONS), store=quiet.store)
-        members = [started(*each, number) for number, each in enumerate(KINDS[kind])]
+        members = [started(*role, number) for number, role in enumerate(KINDS[kind])]
         ended: list[Thread | Process] = []
         born, until = len(members), time.monotonic() + most_s
         while written(folder) < calls and time.monotonic() < until:
@@ -216,7 +216,7 @@ def play(
                 continue
             old = members[at].scene
             if not at_work(old):
-                continue  # on a busy machine it takes its time to begin
+                continue  # on a busy machine it starts late
             members[at].kill()
             ended.append(members[at])
             if old.person.startswith(ALONE):
@@ -224,10 +224,10 @@ def play(
             members[at] = started(old.role, old.person, born)
             born += 1
         faulty.plan = HarshPlan()
-        for each in members:
-            each.stop()
-        for each in [*members, *ended]:
-            each.join()
+        for member in members:
+            member.stop()
+        for member in [*members, *ended]:
+            member.join()
         faulty.land_late_puts()
         if server is not None:
             server._faults.clear()
@@ -235,18 +235,18 @@ def play(
 
 
 def disturb(server: S3Server, rng: random.Random) -> None:
-    """Some requests get a 503 without effect, or no answer after it."""
-    if not server._faults:  # each is used once
+    """Let some requests get a 503 without effect, or no answer after their effect."""
+    if not server._faults:  # each fault is used once
         for method in ("GET", "PUT", "PUT"):
             lost = Fault(Answer.CLOSE) if rng.random() < 0.5 else Fault(503, False, "SlowDown")
             server.inject(lost, method=method, times=rng.randint(1, 3))
 
 
 def written(folder: Path, process: str = "*") -> int:
-    """Calls that have been recorded."""
-    return sum(each.read_bytes().count(b'"invoke"') for each in folder.glob(f"{process}.jsonl"))
+    """Return the number of recorded calls."""
+    return sum(file.read_bytes().count(b'"invoke"') for file in folder.glob(f"{process}.jsonl"))
 
 
 def at_work(scene: Scene) -> bool:
-    """Whether it has made some calls. A broker makes none."""
+    """Return whether it has made some calls. A broker does not make any."""
     return scene.role == "host" or written(Path(scene.folder), scene.name) >= 20

@@ -1,4 +1,4 @@
-"""Some histories by day; the referees see what is wrong; the seeded faults fit the code."""
+"""The referees accept a few histories and refuse wrong ones, and seeded faults match the code."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def built():
         ("serial", "threads"),
     ],
 )
-def test_a_history_is_one_that_the_referees_accept(kind, where):
+def test_the_referees_accept_a_history_of_the_library(kind, where):
     name, _, calls, wrong = judges.judged(kind, 1, where, 150)
     assert not wrong, f"{name} {wrong}"
     assert calls >= 50
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_a_role_that_cannot_play_is_no_accepted_history(processes, tmp_path, monkeypatch):
-    """It ended by an error of its own, such as an option that is gone: nothing of it is judged."""
+def test_a_history_with_a_role_that_fails_is_not_accepted(processes, tmp_path, monkeypatch):
+    """A role ended with an error of its own, such as a removed option, so the history fails."""
 
     def end(scene):
-        raise TypeError("there is no such option")
+        raise TypeError("unknown option")
 
     monkeypatch.setitem(actors.ROLES, "sink", end)
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -71,11 +71,11 @@ ALL = read((0, 0), (1, 1), (2, 2))
     [
         ([ALL, ack(1), TAKEN], True),
         ([ALL, ack(1, how="unknown"), TAKEN], True),
-        ([ALL, TAKEN], False),  # it begins behind what nobody acknowledged
+        ([ALL, TAKEN], False),  # it begins after entries that were not acknowledged
         ([ALL, ack(2), TAKEN], False),
         ([ALL, ack(1), TAKEN, ack(2)], False),  # by a fenced consumer
         ([ALL, ack(1), TAKEN, ack(2, how="fail", fenced=2)], True),
-        # Its answer was lost, and the next attempt found that the queue was taken over.
+        # Its answer was lost, and the next attempt found that another consumer took the queue over.
         ([ALL, ack(1, how="fail", fenced=2, until=99), TAKEN], True),
         ([ALL, AT_0, ack(1, how="fail", fenced=2), {**TAKEN, "epoch": 3}], False),
         ([read((0, 0), (2, 2))], False),
@@ -85,11 +85,11 @@ ALL = read((0, 0), (1, 1), (2, 2))
         ([read((0, 0), max=1), ack(1)], False),
     ],
 )
-def test_porcupine_refuses_what_a_queue_does_not_do(calls, accepted, tmp_path):
+def test_porcupine_refuses_histories_that_a_queue_cannot_have(calls, accepted, tmp_path):
     since = iter(range(1, 100))
     history = [
-        {"since": next(since), "until": next(since), "how": "ok", **each}
-        for each in [OPEN, *APPENDS, *calls]
+        {"since": next(since), "until": next(since), "how": "ok", **call}
+        for call in [OPEN, *APPENDS, *calls]
     ]
     assert (judges.by_porcupine(history, tmp_path, "queue") == []) is accepted
 
@@ -106,7 +106,7 @@ def test_porcupine_refuses_what_a_queue_does_not_do(calls, accepted, tmp_path):
         ("unknown", "ok", [[], [], []], ""),
     ],
 )
-def test_adya_refuses_transactions_that_count_in_part(first, last, seen, named, tmp_path):
+def test_adya_refuses_transactions_that_are_visible_in_part(first, last, seen, named, tmp_path):
     written = [["append", "0", "a"], ["append", "0", "b"], ["append", "1", "c"]]
     reads = [[["r", "0", seen[0]]], [["r", "0", seen[1]], ["r", "1", seen[2]], ["r", "2", []]]]
     history = [

@@ -1,6 +1,6 @@
-"""Records with the rows that they become, written by hand: the meaning of ``valueFormat``.
+"""Handwritten records with their rows, which define the meaning of ``valueFormat``.
 
-Of a row the columns that are not null are given; None stands for a malformed record.
+A row only lists its columns that are not null. None means that the record is malformed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ JSON: list[Case] = [
     (b'{"i":1}// comment', None),
     (b'\xef\xbb\xbf{"i":1}', None),
     (b'{"i":1}\x00', None),
-    # Fields: absent, unknown, twice, of another case.
+    # Fields: absent, unknown, repeated, or in another case.
     (b'{"unknown":[{"i":9}],"i":1}', {"i": 1}),
     (b'{"":1,"i":1}', {"i": 1}),
     (b'{"unknown":1,"unknown":2}', {}),
@@ -224,7 +224,7 @@ CSV: list[Case] = [
 
 
 def table(cases: list[Case], schema: pa.Schema) -> list[dict[str, Any]]:
-    """All columns of the rows that the records become."""
+    """Return all columns of the rows of these records."""
     rows = []
     for record, row in cases:
         found = dict.fromkeys(schema.names) | (row or {})
