@@ -100,8 +100,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Now": (
         Panel(
             "Lag",
-            "Age of the oldest batch that is queued and not acknowledged. Rises while no consumer "
-            "reads, or it is too slow.",
+            "Age of the oldest queued batch that is not acknowledged. It rises while no consumer "
+            "reads, or while it is too slow.",
             (Line(gauge("buffer_consumer_lag_seconds"), "{{queue}}"),),
             unit="s",
             kind="stat",
@@ -110,7 +110,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Backlog",
-            "Batches that wait. Each append copies the manifest, so thousands make appends slow.",
+            "Queued batches. Thousands make appends slow, because each append copies the manifest.",
             (Line(gauge("buffer_queue_length"), "{{queue}}"),),
             kind="stat",
             width=6,
@@ -118,7 +118,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Records in",
-            "Records made durable per second, by all processes that report.",
+            "Records made durable per second by all reporting processes.",
             (Line(rate("buffer_entries_flushed_total"), "{{job}}"),),
             unit="cps",
             kind="stat",
@@ -126,7 +126,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Quarantined",
-            "Batches that nobody could read, in the time shown: opendata-buffer status.",
+            "Unreadable batches that were quarantined in the displayed time. Run opendata-buffer "
+            "status to list them.",
             (Line(grown("buffer_batches_quarantined_total"), "{{job}}"),),
             kind="stat",
             width=6,
@@ -136,7 +137,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Flow": (
         Panel(
             "Records",
-            "In: made durable by producers. Out: fetched and decoded by consumers.",
+            "In: records made durable by producers. Out: records fetched and decoded by consumers.",
             (
                 Line(rate("buffer_entries_flushed_total"), "in {{job}}"),
                 Line(rate("buffer_entries_collected_total"), "out {{job}}"),
@@ -145,7 +146,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Bytes",
-            "Records before compression, and objects as they are stored.",
+            "Size of records before compression, and of stored objects.",
             (
                 Line(per_second(FLUSHED), "records in {{job}}"),
                 Line(per_second(WRITTEN), "objects in {{job}}"),
@@ -155,7 +156,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Batches",
-            "Small batches cost requests: raise the flush interval where there are many.",
+            "Small batches cost requests. If there are many, raise the flush interval.",
             (
                 Line(rate("buffer_batches_flushed_total"), "in {{job}}"),
                 Line(rate("buffer_batches_collected_total"), "out {{job}}"),
@@ -166,9 +167,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Consumer": (
         Panel(
-            "Lag and what is in hand",
-            "Lag: the oldest queued batch. In hand: the oldest that was handed out and is not "
-            "acknowledged. Both high: processing is slow or stuck. Lag alone: reading is.",
+            "Lag and unacknowledged batches",
+            "Lag: age of the oldest queued batch. In hand: age of the oldest batch that a consumer "
+            "has received but not acknowledged. If both are high, processing is slow or stuck. If "
+            "only the lag is high, reading is.",
             (
                 Line(gauge("buffer_consumer_lag_seconds"), "lag {{queue}}"),
                 Line(gauge("buffer_oldest_unacked_seconds"), "in hand {{queue}}"),
@@ -182,7 +184,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Fetching a batch",
-            "Fetching one batch, retries included; with its decoding where one call does both.",
+            "Time to fetch a batch, including retries, and decoding if one call does both.",
             (
                 Line(quantile(0.5, "buffer_fetch_duration_seconds"), "median {{job}}"),
                 Line(quantile(0.99, "buffer_fetch_duration_seconds"), "99 % {{job}}"),
@@ -191,7 +193,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Readers: batches behind",
-            "Of a log, what each reader has not acknowledged, at the collector's last cycle.",
+            "Batches of a log that a reader has not acknowledged, at the collector's last cycle.",
             (Line(gauge_of_reader("buffer_reader_lag"), "{{reader}} {{queue}}"),),
         ),
         Panel(
@@ -202,7 +204,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Readers: time to expiry",
-            "How long a reader may stay away until it holds nothing. Falls while it does not run.",
+            "Time until the log no longer keeps batches for a reader. It falls while the reader "
+            "does not run.",
             (Line(gauge_of_reader("buffer_reader_expires_seconds"), "{{reader}} {{queue}}"),),
             unit="s",
         ),
@@ -210,7 +213,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Producer": (
         Panel(
             "Uploading a batch",
-            "One batch object, retries included. High: the store is slow, or batches are large.",
+            "Time to upload a batch, including retries. It is high if the store is slow or batches "
+            "are large.",
             (
                 Line(quantile(0.5, "buffer_flush_duration_seconds"), "median {{job}}"),
                 Line(quantile(0.99, "buffer_flush_duration_seconds"), "99 % {{job}}"),
@@ -219,15 +223,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Not durable yet",
-            "Bytes that producers hold. At max_buffered_bytes, 256 MiB by default, produce() "
-            "blocks.",
+            "Bytes in the buffers of producers. At max_buffered_bytes, 256 MiB by default, "
+            "produce() blocks.",
             (Line(gauge("buffer_producer_buffered_bytes"), "{{queue}}"),),
             unit="bytes",
         ),
         Panel(
-            "Left out",
-            "Repeats: a transaction came twice. Restarts make some; without restarts two writers "
-            "share an app id. Malformed: records that do not fit the schema.",
+            "Dropped records",
+            "Repeats: a transaction arrived twice. Restarts cause some. Without restarts, two "
+            "writers share an app id. Malformed: records that do not match the schema.",
             (
                 Line(rate("buffer_repeats_dropped_total"), "repeats, by readers {{job}}"),
                 Line(rate("buffer_write_repeats_dropped_total"), "repeats, by sinks {{job}}"),
@@ -240,7 +244,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Manifest": (
         Panel(
             "Writes",
-            "Attempts to write the manifest, by role, and those that lost a race.",
+            "Attempts to write the manifest by role, and attempts that lost a race.",
             (
                 Line(rate("buffer_manifest_writes_total", "role"), "{{role}}"),
                 Line(rate("buffer_manifest_conflicts_total", "role"), "{{role}}, lost"),
@@ -249,8 +253,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Lost races, and size",
-            "Share of the last 100 attempts that lost. Above a half: let a broker append for all. "
-            "And the manifest's share of its limit: at 100 % appends are refused.",
+            "Share of the last 100 attempts that lost a race. Above one half, let a broker append "
+            "for all processes. Size: the manifest's share of its limit. At 100 %, appends are "
+            "refused.",
             (
                 Line(f"max by (queue, role) ({CONFLICTS})", "{{role}} {{queue}}"),
                 Line(f"max by (queue) ({SIZE})", "size {{queue}}"),
@@ -259,7 +264,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Stored",
-            "Objects below each prefix, those among them that are not collected yet.",
+            "Size of the objects below each prefix, including those that are not collected yet.",
             (Line(f"max by (queue) ({STORED})", "{{queue}}"),),
             unit="bytes",
         ),
@@ -273,7 +278,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Garbage collector": (
         Panel(
             "Deleted and failed",
-            "Failed ones are tried again; if they stay, the role may not delete.",
+            "Failed deletes are retried. If they keep failing, the role may lack the permission.",
             (
                 Line(rate("buffer_gc_files_deleted_total"), "deleted {{job}}"),
                 Line(rate("buffer_gc_files_failed_total"), "failed {{job}}"),
@@ -281,8 +286,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             unit="cps",
         ),
         Panel(
-            "A cycle",
-            "How long one takes, and how many were held because deleting was not safe.",
+            "Cycles",
+            "Duration of a cycle, and cycles that deleted nothing because it was not safe.",
             (
                 Line(quantile(0.99, "buffer_gc_duration_seconds"), "99 % {{job}}"),
                 Line(grown("buffer_gc_cycles_held_total"), "held in the time shown {{job}}"),
@@ -291,14 +296,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Clock difference",
-            "How far the store's clock is ahead of the collector's. Far apart, nothing is deleted.",
+            "How far the store's clock is ahead of the collector's. If they are far apart, nothing "
+            "is deleted.",
             (Line(gauge("buffer_gc_clock_difference_seconds"), "{{queue}}"),),
             unit="s",
         ),
     ),
     "Broker and workers": (
         Panel(
-            "Clients and what waits",
+            "Clients and waiting entries",
             "Connections of producers and workers, and entries that wait for the next write.",
             (
                 Line(gauge("buffer_broker_clients"), "clients {{queue}}"),
@@ -307,7 +313,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Groups",
-            "Writes of the broker per second, and how many entries each appends.",
+            "Writes of the broker per second, and entries per write.",
             (
                 Line(rate("buffer_broker_commits_total"), "writes {{job}}"),
                 Line(
@@ -319,7 +325,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Claims",
-            "Batches that workers hold, and claims that lapsed because a worker gave no sign.",
+            "Batches that workers hold, and claims that lapsed because their worker sent no "
+            "heartbeat.",
             (
                 Line(gauge("buffer_claims_held"), "held {{queue}}"),
                 Line(grown("buffer_claims_lapsed_total"), "lapsed in the time shown {{job}}"),

@@ -94,8 +94,8 @@ def make(request: pytest.FixtureRequest, store: Store) -> Iterator[Make]:
         return made[-1]
 
     yield committer
-    for each in reversed(made):
-        each.close()
+    for opened in reversed(made):
+        opened.close()
     if store.broker is not None:
         store.broker.stop(WAIT_S)
 
@@ -120,8 +120,10 @@ def test_entries_land_in_order_and_the_first_sequence_is_returned(make: Make, st
     assert append(committer, 1, 2, 3) == 0
     assert append(committer, 4, 5) == 3
     found = Manifest.parse(store.stored()).entries()
-    assert [each.location for each in found] == locations(1, 2, 3, 4, 5)
-    assert [each.metadata for each in found] == [entry.metadata for entry in entries(1, 2, 3, 4, 5)]
+    assert [entry.location for entry in found] == locations(1, 2, 3, 4, 5)
+    assert [entry.metadata for entry in found] == [
+        entry.metadata for entry in entries(1, 2, 3, 4, 5)
+    ]
 
 
 def test_an_append_is_one_write(make: Make, store: Store) -> None:

@@ -38,7 +38,7 @@ class Holds:
 
 
 def writes(proxy: FaultProxy) -> int:
-    return sum(each.method in ("PUT", "POST") for each in proxy.asked)
+    return sum(request.method in ("PUT", "POST") for request in proxy.asked)
 
 
 def test_f1_a_write_whose_answer_is_lost_is_sent_once_and_its_outcome_is_unknown(

@@ -95,8 +95,8 @@ def test_each_alert_has_a_severity_and_a_remedy_and_is_tested() -> None:
     fired = {
         name
         for trial in yaml.safe_load(TRIALS.read_text())["tests"]
-        for each in trial.get("promql_expr_test", ())
-        for sample in each["exp_samples"]
+        for test in trial.get("promql_expr_test", ())
+        for sample in test["exp_samples"]
         for name in re.findall(r'alertname="(\w+)"', sample["labels"])
     }
     names = [alert["alert"] for alert in alerts()]

@@ -79,8 +79,8 @@ class History:
     def read(self) -> None:
         again = replay_of(self.written)
         while self.next < self.manifest.next_sequence and self.random.random() < 0.8:
-            for each in self.rule.offer(self.next, self.written[self.next], again):
-                self.delivered.add(self.written[each])
+            for offered in self.rule.offer(self.next, self.written[self.next], again):
+                self.delivered.add(self.written[offered])
             self.next += 1
         floor = self.rule.stable_end(self.next)
         if floor > self.manifest.first_sequence and self.random.random() < 0.8:
@@ -109,9 +109,9 @@ def read_all(rule: ReadCommitted, locations: dict[int, str]) -> set[str]:
     """Return everything that a new reader receives, from beginning to end."""
     again = replay_of(locations)
     return {
-        locations[each]
+        locations[offered]
         for sequence, location in locations.items()
-        for each in rule.offer(sequence, location, again)
+        for offered in rule.offer(sequence, location, again)
     }
 
 

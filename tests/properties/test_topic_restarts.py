@@ -125,7 +125,7 @@ class CheckpointedTopicQuery(CheckpointedQuery):
         producers = {
             transaction.producer for transaction in self.open if transaction.ending is None
         }
-        sent = [each for each in self._sent if each[1] in producers]
+        sent = [message for message in self._sent if message[1] in producers]
         if sent:
             name, producer, clock, flags, value = self.random.choice(sent)
             self.put(name, [value], message=build_uuid(producer, clock, flags))

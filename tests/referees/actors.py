@@ -235,13 +235,13 @@ def consume(scene: Scene, *, to_the_end: bool = False) -> None:
             with call as answer:
                 found = opened.next_descriptors(most)
                 answer["entries"] = entries = []
-                for each in found:
-                    counts = seen.offer(each.sequence, each.location)
+                for batch in found:
+                    counts = seen.offer(batch.sequence, batch.location)
                     try:
-                        record = b" ".join(handle.fetch(each).entries).decode()
+                        record = b" ".join(handle.fetch(batch).entries).decode()
                     except PoisonBatch as error:
                         record = f"lost: {error}"
-                    entries.append((each.sequence, record, counts))
+                    entries.append((batch.sequence, record, counts))
             if not found:
                 if to_the_end:
                     return

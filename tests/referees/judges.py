@@ -138,14 +138,14 @@ def by_adya(history: list[Call], folder: Path, kind: str) -> list[str]:
     """
     reads = [call for call in history if call["value"][0][0] == "r" and call["how"] == "ok"]
     writes = [call for call in history if call["value"][0][0] != "r"]
-    last = [each for each in reads if each["final"]]
+    last = [call for call in reads if call["final"]]
     tasks = [("strict-serializable", "", f"partition {name}", [
         {**operation, "value": own}
         for operation in [*writes, *reads]
         if (own := [mop for mop in operation["value"] if mop[1] == name])
     ]) for name in PARTITIONS]  # fmt: skip
     if kind == "serial":
-        split = [{**each, "value": [mop]} for each in reads for mop in each["value"]]
+        split = [{**call, "value": [mop]} for call in reads for mop in call["value"]]
         tasks.append(("serializable", "", "all partitions", [*writes, *split, *last]))
     else:
         tasks.append(("", PARTIAL, "all partitions", [*writes, *last]))

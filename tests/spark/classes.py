@@ -1,7 +1,7 @@
-"""Archives the classes that Spark loads: a JVM that maps them starts in half the time.
+"""Archive the classes that Spark loads. A JVM that maps the archive starts in half the time.
 
-``python -m tests.spark.classes FILE``, once for each Java and Spark; ``./run test`` does it when it
-sets up.
+``python -m tests.spark.classes FILE`` is needed once for each Java and Spark. ``./run test`` runs
+it during its setup.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ KINDS = ("parquet", "sqlite", "buffer")
 
 
 def make(archive: Path, home: Path) -> None:
-    """Run queries of each kind in a JVM that archives what it loaded when it ends.
+    """Run queries of each kind in a JVM that archives its loaded classes when it ends.
 
-    A JVM that cannot make an archive makes none.
+    A JVM without this feature makes no archive.
     """
     streams = [Stream.make(home, kind, kind, home / "in" / kind) for kind in KINDS]
     for stream in streams:

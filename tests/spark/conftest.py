@@ -1,4 +1,4 @@
-"""One quiet Spark session for all Spark tests of a process."""
+"""One quiet Spark session for all Spark tests in a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 prepare()
 
 _MANAGER = "FileSystemBasedCheckpointFileManager"
-"""What Spark writes checkpoints in S3 with. The one for local disks starts a process per look."""
+"""Spark's checkpoint manager for S3. The manager for local disks starts a process per request."""
 
 _LOG4J = """\
 rootLogger.level = error
@@ -34,13 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in Path(item.path).parents:
             item.add_marker(pytest.mark.spark)
-            # Chaos looks for itself: what its drivers log on the way is no reason for its end.
+            # Chaos tests check their drivers themselves, because killed drivers log errors on the
+            # way.
             if "chaos" not in Path(item.path).parts:
                 item.add_marker(pytest.mark.flaky(reruns=3, only_rerun=[LATE]))
 
 
 def _checkpointing() -> str:
-    """The package of the manager below that of streaming; Spark 4.0 has none."""
+    """Return the subpackage of the checkpoint manager, which Spark 4.0 does not have."""
     import pyspark
 
     return "" if pyspark.__version__ < "4.1" else "checkpointing."
@@ -77,7 +78,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """A directory that a queue may live in."""
+    """Return a directory for a queue."""
     path = tmp_path / "store"
     path.mkdir()
     return str(path)

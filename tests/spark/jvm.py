@@ -1,8 +1,8 @@
-"""JVMs start one after the other, and have run a query of each kind before the first test.
+"""Start JVMs one after the other, and run a query of each kind before the first test.
 
-Spark gives a Python process ten seconds to connect back and fails the query otherwise; no setting
-changes that. Where two JVMs start at once on a busy machine, or where a process is the first to
-load pyspark, Arrow and this library from a cold disk, ten seconds are not enough.
+Spark gives a Python process ten seconds to connect back and otherwise fails the query; no setting
+changes that. Ten seconds are not enough if two JVMs start at the same time on a busy machine, or if
+a process is the first to load pyspark, Arrow, and this library from a cold disk.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""In a life of a minute the optimising compiler only costs."""
+"""The optimising compiler does not pay off in a process that runs for a minute."""
 
 PLAIN_FILES = (
     "-Dspark.hadoop.fs.file.impl=org.apache.hadoop.fs.RawLocalFileSystem"
     " -Dspark.hadoop.fs.AbstractFileSystem.file.impl=org.apache.hadoop.fs.local.RawLocalFs"
 )
-"""Without Hadoop's native library each local file costs three processes, ``readlink`` twice and
-``chmod``: 35 of them a micro-batch. So there are no files of checksums beside those of Spark."""
+"""Without Hadoop's native library, each local file costs three processes, ``readlink`` twice and
+``chmod``: 35 of them per micro-batch. So this file system writes no checksum files."""
 
 CLASSES = "OPENDATA_BUFFER_CLASSES"
 """Names the archive that ``python -m tests.spark.classes`` made, if any."""
 
 LATE = "Python worker failed to connect back"
-"""What Spark says then. The one failure of a test in Spark that is tried again."""
+"""Spark's error in that case. It is the only failure of Spark after which a test tries again."""
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = (Path(__file__).with_name("site"), ROOT / "core", ROOT)
 
 
 def prepare() -> None:
-    """Before pyspark starts a JVM: its workers run this interpreter, and find this tree."""
+    """Let workers run this interpreter and find this tree. Call it before pyspark starts a JVM."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     before = filter(None, [os.environ.get("PYTHONPATH")])
@@ -51,13 +51,13 @@ def prepare() -> None:
 
 
 def java_options() -> str:
-    """For every JVM that a test starts."""
+    """Return the options of every JVM that a test starts."""
     archive = os.environ.get(CLASSES, "")
     return SMALL_JVM + (sharing(Path(archive)) if archive and Path(archive).exists() else "")
 
 
 def sharing(archive: Path) -> str:
-    """Options for an archive of classes; of another Java or Spark it is passed by in silence."""
+    """Return options to use a class archive. An archive of another Java or Spark is ignored."""
     return f" -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
@@ -65,7 +65,7 @@ def sharing(archive: Path) -> str:
 def starting() -> Iterator[None]:
     """Wait until no other JVM of this user's tests starts.
 
-    The lock is the kernel's: a process that is killed while it starts a JVM leaves none behind.
+    The kernel holds the lock, so a process that is killed while it starts a JVM releases it.
     """
     path = Path(tempfile.gettempdir()) / f"opendata-buffer-jvm-{os.getuid()}.lock"
     with path.open("w") as lock:
@@ -74,7 +74,7 @@ def starting() -> Iterator[None]:
 
 
 def patiently(call: Callable[[], object]) -> None:
-    """Call until it does not fail with LATE, five times at most; other errors are the caller's."""
+    """Call up to five times, until it does not fail with LATE. Other errors are raised."""
     for left in reversed(range(5)):
         try:
             call()

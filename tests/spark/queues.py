@@ -1,4 +1,4 @@
-"""Queues that Spark reads and writes, seen without Spark; queries over their restarts."""
+"""Helpers that access queues without Spark, and queries that restart."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ T = TypeVar("T")
 FORMAT = "opendata-buffer"
 
 TELLS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
-"""Whether this Spark tells a Python source its start, limit and trigger, and shows its report. On
+"""Whether this Spark passes start, limit, and trigger to a Python source, and shows its report. On
 Spark 4.0 and 4.1 a run with AvailableNow is one micro-batch, or the repeat of an unfinished one."""
 
 LONG_S = 600
-"""Spark tells whether a query ended in this time: it is no error of its own."""
+"""Milliseconds to wait for a query. Spark reports whether it ended in this time."""
 
 
 def until_done(checkpoint: str, run: Callable[[], T]) -> T:
-    """Run with AvailableNow: once, or where Spark does not tell that, until nothing is left."""
+    """Run with AvailableNow once, or until nothing is left if Spark does not pass the trigger."""
     while True:
         before = logged(checkpoint, "commits")
         result = run()
@@ -58,12 +58,12 @@ def until_done(checkpoint: str, run: Callable[[], T]) -> T:
 
 
 def logged(checkpoint: str, name: str) -> list[int]:
-    """Batches in the checkpoint's ``offsets`` or ``commits``."""
+    """Return the batches in the checkpoint's ``offsets`` or ``commits``."""
     paths = (Path(checkpoint) / name).glob("*")
     return sorted(int(path.name) for path in paths if path.name.isdigit())
 
 
-# What comes into a queue, and what is in it.
+# Filling and reading queues.
 
 
 def produce(store: str, batches: Iterable[Iterable[bytes]], metadata: bytes = b"m") -> None:
@@ -75,12 +75,12 @@ def produce(store: str, batches: Iterable[Iterable[bytes]], metadata: bytes = b"
 
 
 def orders(ids: Iterable[int]) -> list[bytes]:
-    """Records that the examples read."""
-    return [json.dumps({"id": each, "amount": each * 10.0}).encode() for each in ids]
+    """Return records that the examples read."""
+    return [json.dumps({"id": number, "amount": number * 10.0}).encode() for number in ids]
 
 
 def numbered(begin: int, end: int) -> list[list[bytes]]:
-    """Batches of one record each, which is its number."""
+    """Return batches of one record each, which is a number."""
     return [[b"%d" % number] for number in range(begin, end)]
 
 
@@ -91,7 +91,7 @@ def append(
     txn: Transaction | None = None,
     message: uuid.UUID | None = None,
 ) -> str:
-    """One batch of a transaction or a message of a partition; returns its location."""
+    """Append a batch of a transaction, or a message of a partition. Return its location."""
     location = batch_key(prefix, SystemRuntime().ulid(), txn, message=message)
     open_store(store).put(location, encode_batch(values))
     ranges = (Metadata(0, SystemRuntime().now_ms(), b"m"),)
@@ -110,18 +110,18 @@ def open_queue(
 def manifest(
     store: str, prefix: str = DEFAULT_DATA_PATH_PREFIX, options: StoreOptions | None = None
 ) -> Manifest:
-    """The manifest, which is empty where there is no queue."""
+    """Return the manifest, which is empty if there is no queue."""
     return open_queue(store, prefix, options).read() or Manifest.empty()
 
 
 def queued(store: str) -> list[int]:
-    """The sequences that wait in a queue."""
+    """Return the queued sequences."""
     return [entry.sequence for entry in manifest(store).entries()]
 
 
 @dataclass(frozen=True)
 class Written:
-    """A batch in a queue, decoded."""
+    """A decoded batch in a queue."""
 
     sequence: int
     location: str
@@ -133,7 +133,7 @@ class Written:
 def written(
     store: str, prefix: str = DEFAULT_DATA_PATH_PREFIX, options: StoreOptions | None = None
 ) -> list[Written]:
-    """Every queued batch."""
+    """Return every queued batch."""
     found = open_store(store, options or StoreOptions())
     result = []
     for entry in manifest(store, prefix, options).entries():
@@ -146,17 +146,17 @@ def written(
 
 
 def records(batches: list[Written]) -> list[bytes]:
-    return [record for each in batches for record in each.records]
+    return [record for batch in batches for record in batch.records]
 
 
 def filtered(batches: list[Written], prefix: str = DEFAULT_DATA_PATH_PREFIX) -> list[bytes]:
-    """The records that a reader with a transaction filter passes on."""
+    """Return the records that a reader with a transaction filter delivers."""
     passes = TransactionFilter(prefix)
-    return records([each for each in batches if passes.offer(each.sequence, each.location)])
+    return records([batch for batch in batches if passes.offer(batch.sequence, batch.location)])
 
 
 def drain(store: str) -> list[Written]:
-    """Take everything, as a consumer does."""
+    """Read and remove everything, as a consumer does."""
     taken, queue = written(store), open_queue(store)
     if taken:
         queue.dequeue(taken[-1].sequence, queue.claim_epoch(None).epoch)
@@ -172,7 +172,7 @@ class Interrupted(Exception):
 
 @dataclass
 class Sink:
-    """Remembers each micro-batch; fails in those it is told to, after it wrote them."""
+    """A sink that remembers each micro-batch, and fails in the given ones after the write."""
 
     batches: list[tuple[int, list[int]]] = field(default_factory=list)
     fail_in: int | None = None
@@ -191,7 +191,7 @@ class Sink:
 
 @dataclass
 class Query:
-    """One query from a queue into a :class:`Sink` over its restarts."""
+    """One query from a queue into a :class:`Sink`, including its restarts."""
 
     spark: SparkSession
     store: str
@@ -218,7 +218,7 @@ class Query:
             query.stop()
 
     def available_now(self, **options: str) -> StreamingQuery:
-        """Read all that is there with Trigger.AvailableNow; returns the last run."""
+        """Read everything with Trigger.AvailableNow. Return the last run."""
 
         def run() -> StreamingQuery:
             query = self.start(lambda writer: writer.trigger(availableNow=True), **options)
@@ -229,7 +229,7 @@ class Query:
 
 
 class Pipe:
-    """Text files in, a buffer at ``url`` out; each file is a micro-batch."""
+    """A query from text files into a buffer at ``url``. Each file is a micro-batch."""
 
     def __init__(self, spark: SparkSession, url: str, home: Path) -> None:
         self.spark = spark
@@ -243,7 +243,7 @@ class Pipe:
     def feed(self, *lines: str) -> None:
         path = self.input / f"{self.files:05}.txt"
         path.write_text("".join(f"{line}\n" for line in lines))
-        # The file source takes them by modification time.
+        # The file source reads files by modification time.
         os.utime(path, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
         self.files += 1
 
@@ -253,9 +253,10 @@ class Pipe:
         return reader.text(str(self.input))
 
     def run(self, frame: DataFrame | None = None, mode: str = "append", each: Any = None) -> None:
-        """Write all there is into the buffer, or give each micro-batch to a function; then stop.
+        """Write everything into the buffer, or pass each micro-batch to a function, then stop.
 
-        Raises what the query fails with.
+        Raises:
+            Exception: The error of the query.
         """
         import pytest
         from pyspark.sql import datasource
@@ -271,12 +272,12 @@ class Pipe:
         writer.trigger(availableNow=True).start().awaitTermination()
 
     def forget_commit(self, batch: int) -> None:
-        """As if the driver died after the sink's commit, before Spark's."""
+        """Undo Spark's commit, as if the driver had died between the sink's commit and Spark's."""
         (self.checkpoint / "commits" / str(batch)).unlink()
 
 
 def program(path: Path) -> Any:
-    """A program of the examples, as a module."""
+    """Load a program of the examples as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -23,7 +23,7 @@ def values(frame: DataFrame) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def pushdown(spark: SparkSession) -> Iterator[None]:
-    """Spark hands filters to Python sources, which is not its default."""
+    """Let Spark push filters to Python sources, which is not its default."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     yield
     spark.conf.unset("spark.sql.python.filterPushdown.enabled")
@@ -59,4 +59,4 @@ def test_a_dataframe_is_a_snapshot_of_its_first_action_and_changes_nothing(
     row = frame.first()
     assert row is not None
     assert row["index"] == 0
-    assert callable(row.index), "the documentation tells to use brackets"
+    assert callable(row.index), "the documentation recommends brackets"

@@ -1,4 +1,4 @@
-"""The suites of the benchmarks that need Spark run, at a size that says nothing about speed."""
+"""The benchmark suites that need Spark run at a tiny size, which measures no speed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OUR_SIDE: dict[str, Rows] = {"peers": peers, "pipe": pipe, "nexmark": nexmark}
 
 @pytest.fixture
 def tiny(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
-    """A session whose Python workers run the benchmarks at a tiny size, too."""
+    """Return a session whose Python workers also run the benchmarks at a tiny size."""
     from pyspark_opendata_buffer import register
 
     monkeypatch.setenv(TINY, "1")
@@ -73,7 +73,7 @@ def test_our_side_of_a_comparison_runs_without_kafka(
     assert [*OUR_SIDE[workload](tiny, tmp_path)]
 
 
-@pytest.mark.skipif(not AT_NIGHT, reason="starts a Spark of its own; runs with --nightly")
+@pytest.mark.skipif(not AT_NIGHT, reason="starts its own Spark; runs with --nightly")
 @pytest.mark.parametrize("suite", ["spark_cores", "peers", "workloads"])
 def test_a_suite_with_a_spark_of_its_own_runs_at_a_tiny_size(suite: str) -> None:
     command = [sys.executable, "-m", "benchmarks", "--tiny", suite]

@@ -1,9 +1,9 @@
-"""A standalone cluster: a master, two workers, and executors in processes of their own.
+"""A standalone cluster: a master, two workers, and executors in separate processes.
 
-What reaches the executors went through pickle, all of it. The interpreter of the cluster has Spark
-and all that this package needs, and not this package: that comes as the recipes of "Run it on a
-cluster" say. The first recipe runs always, and the tests look at what it left; all recipes run at
-night.
+Everything that reaches the executors is pickled. The interpreter of the cluster has Spark and all
+dependencies of this package, but not this package itself. The package arrives as described in the
+recipes of "Run it on a cluster". The first recipe always runs, and the tests check its results. All
+recipes run at night.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEYS = {
     "secretAccessKey": "only+in/options/0001",
     "sessionToken": "token==of//options+1",
 }
-"""Options, and nothing else knows them."""
+"""Keys that only options contain."""
 
 PROGRAM = """
 import json, os, sys
@@ -96,7 +96,7 @@ def run(query, writer, *path):
 
 source = f"{home}/in"
 
-# A batch read, with filters, whose predicates stay with the plan.
+# A batch read with filters, whose predicates stay in the plan.
 read = spark.read.format(name).option("minPartitions", "4").load(source)
 tasks = read.where("sequence >= 1").select("value").rdd.mapPartitions(
     lambda rows: [(os.environ["SPARK_EXECUTOR_DIRS"], [bytes(row[0]).decode() for row in rows])]
@@ -112,7 +112,7 @@ stream = (
 run("sink", stream.select("value", "metadata").writeStream.format(name)
     .option("txnAppId", "copy").option("compression", "zstd"), f"{home}/copy")
 
-# And from there through foreachBatch, into a buffer again.
+# And from there through foreachBatch into another buffer.
 to_buffer = foreach_batch_writer(f"{home}/again", txn_app_id="again")
 copied = spark.readStream.format(name).load(f"{home}/copy")
 run("foreach", copied.select("value", "metadata").writeStream.foreachBatch(to_buffer))
@@ -120,7 +120,7 @@ run("foreach", copied.select("value", "metadata").writeStream.foreachBatch(to_bu
 # Keys as options: written, read, streamed, and refused.
 shown = []
 given = {"endpointUrl": endpoint, **keys}
-# Of more than a task sends to the driver.
+# More bytes than a task sends to the driver.
 rows = spark.range(0, 40, 1, 2).selectExpr("repeat(CAST(id AS STRING), 5000) AS value")
 rows.write.format(name).mode("append").options(**given).save("s3://bucket/keys")
 frame = spark.read.format(name).options(**given).load("s3://bucket/keys")
@@ -140,7 +140,7 @@ try:
 except Exception as error:
     shown.append(f"refused: {error}")
 
-# A key as a file has it, with a newline at its end, in a batch read and in a stream.
+# A key from a file, with a newline at its end, in a batch read and in a stream.
 spoiled = {**given, "sessionToken": given["sessionToken"] + "\\n"}
 for read in (spark.read, spark.readStream):
     try:
@@ -157,7 +157,7 @@ named = {"endpointUrl": endpoint, "serviceCredential": "team"}
 rows.write.format(name).mode("append").options(**named).save("s3://bucket/team")
 by_name = spark.read.format(name).options(**named).load("s3://bucket/team").count()
 
-# What the web pages of Spark show.
+# The content of Spark's web pages.
 web = spark.sparkContext.uiWebUrl
 store = spark._jsparkSession.sharedState().statusStore()
 pages = ["/SQL/", "/environment/", "/StreamingQuery/", "/jobs/"]
@@ -198,7 +198,7 @@ STAND_INS = {
     "sdk/__init__.py": "",
     "__init__.py": "",
 }
-"""The two modules that Databricks has, as its documentation tells. Keys say where they are from."""
+"""Databricks' two modules, as its documentation describes them. Keys show their origin."""
 
 SESSION_OF = """
 import botocore.session
@@ -219,7 +219,7 @@ for each in ("opendata_buffer", "buffer_source", "buffer_sink"):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the package comes to driver and executors. ``{here}`` is where ``spark-submit`` runs."""
+    """A way to install the package on driver and executors; ``spark-submit`` runs in ``{here}``."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -232,7 +232,7 @@ RECIPES = [
     Recipe(
         "py-files",
         ("--py-files", "{here}/opendata_buffer.zip"),
-        how="register",  # and no stream: its planner does not look into --py-files
+        how="register",  # without a stream, because its planner ignores --py-files
     ),
     Recipe(
         "archive",
@@ -248,7 +248,7 @@ RECIPES = [
 
 
 def zip_package(target: Path) -> None:
-    """What ``pip wheel . --no-deps`` makes, under the name that Spark takes it by."""
+    """Make the package of ``pip wheel . --no-deps``, with a name that Spark accepts."""
     with zipfile.ZipFile(target, "w") as made:
         for base, names in (
             (ROOT / "core", ("opendata_buffer",)),
@@ -256,22 +256,22 @@ def zip_package(target: Path) -> None:
         ):
             for name in names:
                 path = base / name
-                for each in [path] if path.is_file() else path.rglob("*.py*"):
-                    if each.is_file() and "__pycache__" not in each.parts:
-                        made.write(each, each.relative_to(base))
+                for file in [path] if path.is_file() else path.rglob("*.py*"):
+                    if file.is_file() and "__pycache__" not in file.parts:
+                        made.write(file, file.relative_to(base))
 
 
 def make_interpreter(here: Path) -> Path:
-    """A Python with everything but this package, and with the two modules of Databricks."""
+    """Make a Python with everything except this package, and with Databricks' two modules."""
     made = here / "clean"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
     (site,) = made.glob("lib/python3*/site-packages")
-    # A path in there is looked into, and what its own .pth files name is not.
+    # Python searches a path in this file, but not the paths in that path's own .pth files.
     (site / "rest.pth").write_text(f"{SITE}\n")
-    # Metrics of the processes beside the driver, as docs/operations/watch.md says. And in each
-    # process, or it would compile the sources in Spark's zip of pyspark.
+    # Metrics of the Python processes, as docs/operations/watch.md says. The second line is needed
+    # in every process, which would otherwise compile the sources in Spark's zip of pyspark.
     blocks = re.findall(r"```python\n(.*?)```", WATCH.read_text(encoding="utf-8"), re.DOTALL)
-    (block,) = [each for each in blocks if "10_000" in each]
+    (block,) = [block for block in blocks if "10_000" in block]
     custom = block.replace("10_000", "200") + LOGGING + COMPILED.read_text()
     (site / "sitecustomize.py").write_text(custom)
     for name, text in STAND_INS.items():
@@ -282,7 +282,7 @@ def make_interpreter(here: Path) -> Path:
 
 
 def make_environment(here: Path, python: Path) -> None:
-    """An interpreter with the package, that can be moved, and the same packed."""
+    """Make a relocatable interpreter with the package, and an archive of it."""
     home = here / "environment"
     (home / "bin").mkdir(parents=True)
     with zipfile.ZipFile(here / "opendata_buffer.zip") as package:
@@ -295,8 +295,8 @@ def make_environment(here: Path, python: Path) -> None:
     )
     command.chmod(0o755)
     with tarfile.open(here / "environment.tar.gz", "w:gz") as packed:
-        for each in home.iterdir():
-            packed.add(each, each.name)
+        for file in home.iterdir():
+            packed.add(file, file.name)
 
 
 def free_port() -> int:
@@ -344,7 +344,7 @@ class Cluster:
 
         conf = {
             "spark.executor.memory": "512m",
-            # Tasks are for both executors: none is given before both are there.
+            # No task starts before both executors are registered, so that both get tasks.
             "spark.cores.max": "2",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
@@ -371,7 +371,7 @@ class Cluster:
             cwd=self.here,
             env={**self._environment, **{k: filled(v) for k, v in recipe.environment.items()}},
         )
-        assert done.returncode == 0, told(done.stdout + done.stderr)
+        assert done.returncode == 0, errors_of(done.stdout + done.stderr)
         return done
 
     def _daemon(self, running: ExitStack, *command: str) -> None:
@@ -391,11 +391,11 @@ class Cluster:
         until = time.monotonic() + 300
         while (text := (self.here / f"{name}.log").read_text()).count(words) < times:
             assert time.monotonic() < until, text[-2000:]
-            time.sleep(0.1)  # another process starts
+            time.sleep(0.1)  # it waits for another process
 
 
-def told(errors: str) -> str:
-    """What the driver said of errors, and the end of what it said."""
+def errors_of(errors: str) -> str:
+    """Return the error lines of the driver's output, and its end."""
     named = [line for line in errors.splitlines() if "Error" in line or "Exception" in line]
     return "\n".join([*named[-60:], errors[-4000:]])
 
@@ -436,15 +436,15 @@ def test_a_recipe_reads_writes_and_streams_on_all_executors(
 
 @dataclass(frozen=True)
 class Ran:
-    """What the script printed, and what it left.
+    """The output and the results of the script.
 
     Attributes:
-        home: Where it worked: queues and checkpoints.
-        result: What it printed.
-        errors: Standard error of the driver and the Python processes beside it.
+        home: Its folder, with queues and checkpoints.
+        result: Its output.
+        errors: Standard error of the driver and its Python processes.
         executors: Standard error of each executor and its Python workers.
-        left: Whatever was written: event logs, checkpoints, objects of queues.
-        asked: What arrived at the S3 server.
+        left: All written files: event logs, checkpoints, and objects of queues.
+        asked: Requests that arrived at the S3 server.
     """
 
     home: Path
@@ -455,12 +455,12 @@ class Ran:
     asked: list[Request]
 
     def signed(self, root: str) -> dict[str, set[str]]:
-        """The access keys that requests for objects below a root were signed with, by object."""
+        """Return the access keys in requests for objects below a root, by object."""
         found: dict[str, set[str]] = {}
-        for each in self.asked:
-            if each.key.startswith(f"{root}/"):
-                (key,) = re.findall(r"Credential=([^/]+)/", each.headers["authorization"])
-                found.setdefault(each.key.removeprefix(f"{root}/"), set()).add(key)
+        for request in self.asked:
+            if request.key.startswith(f"{root}/"):
+                (key,) = re.findall(r"Credential=([^/]+)/", request.headers["authorization"])
+                found.setdefault(request.key.removeprefix(f"{root}/"), set()).add(key)
         return found
 
 
@@ -474,7 +474,7 @@ def ran(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     result = result_of(done)
     work = cluster.here / "work" / result["application"]
     executors = [path.read_text(errors="replace") for path in work.glob("*/stderr")]
-    # What Python prints of the driver comes on the standard output of spark-submit.
+    # The Python output of the driver is part of the standard output of spark-submit.
     said = done.stderr + done.stdout.partition("RESULT")[0]
     folders = home, cluster.here / "events"
     left = [
@@ -486,14 +486,14 @@ def ran(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(home, result, said, executors, left, server.requests)
 
 
-def test_source_and_sinks_on_executors_of_their_own(ran: Ran) -> None:
+def test_source_and_sinks_work_on_separate_executors(ran: Ran) -> None:
     expected = sorted(f"{n}-{i}" for n in range(10) for i in range(20))
     assert ran.result["executors"] == 2
-    assert ran.result["read"] == [each for each in expected if not each.startswith("0-")]
+    assert ran.result["read"] == [row for row in expected if not row.startswith("0-")]
     again = written(str(ran.home / "again"))
-    assert sorted(each.decode() for each in records(again)) == expected
-    assert {each.metadata[0].payload for each in again} == {b"m"}
-    # Both queries emptied what they read.
+    assert sorted(record.decode() for record in records(again)) == expected
+    assert {record.metadata[0].payload for record in again} == {b"m"}
+    # Both queries emptied their queues.
     assert queued(str(ran.home / "in")) == queued(str(ran.home / "copy")) == []
     for metric in ("buffer.acks", "buffer.consumer_lag_seconds"):
         assert f'"name": "{metric}"' in ran.errors
@@ -508,24 +508,24 @@ def test_keys_given_as_options_are_used_and_shown_nowhere(ran: Ran) -> None:
     assert KEYS["sessionToken"] in {e.headers.get("x-amz-security-token") for e in ran.asked}
 
     shown = ran.result["shown"]
-    plans = [each for each in shown if "Physical Plan" in each]
-    assert len(plans) >= 6, "explained, and in the SQL tab"
-    assert any('"sources"' in each for each in shown), "the progress of the query"
-    assert any(each.startswith("refused: ") and "no-such-bucket" in each for each in shown)
-    spoiled = [each for each in shown if each.startswith("spoiled: ")]
+    plans = [text for text in shown if "Physical Plan" in text]
+    assert len(plans) >= 6, "the explained plans and the SQL tab"
+    assert any('"sources"' in text for text in shown), "the progress of the query"
+    assert any(text.startswith("refused: ") and "no-such-bucket" in text for text in shown)
+    spoiled = [text for text in shown if text.startswith("spoiled: ")]
     assert len(spoiled) == 2
-    assert all("option sessionToken ends with a newline: strip it" in each for each in spoiled)
-    assert any("SparkListenerSQLExecutionStart" in each for each in ran.left)
+    assert all("option sessionToken ends with a newline: strip it" in text for text in spoiled)
+    assert any("SparkListenerSQLExecutionStart" in left for left in ran.left)
     assert len(ran.executors) == 2
-    for each in ran.executors:
-        assert "Running task" in each
-        assert "telemetry.sdk" in each, "its Python workers speak there, too"
+    for executor in ran.executors:
+        assert "Running task" in executor
+        assert "telemetry.sdk" in executor, "its Python workers also log there"
     everywhere = [*shown, ran.errors, *ran.executors, *ran.left]
     for name, value in KEYS.items():
         assert not any(value in text for text in everywhere), name
 
 
-def test_a_service_credential_is_asked_for_by_its_name_where_it_is_used(ran: Ran) -> None:
+def test_a_service_credential_is_requested_by_name_where_it_is_used(ran: Ran) -> None:
     assert ran.result["read_by_name"] == 40
     signed = ran.signed("team/ingest")
     assert signed["manifest"] == {"DRIVER-team"}

@@ -1,8 +1,8 @@
-"""Source and sink over Spark Connect: what shared and serverless compute run.
+"""Source and sink over Spark Connect, which shared and serverless compute use.
 
-A process of its own, because a session is either classic or remote; one for all tests, because
-its server listens on one port, 15002. The session has nothing registered: the format is found as
-in any other.
+The session runs in its own process, because a session is either classic or remote. All tests share
+it, because its server listens on one port, 15002. Nothing is registered in the session, because the
+format is found as in any other session.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ result["parquet"] = rows(spark.read.parquet(f"{home}/parquet"))
 run("memory", stream("two").writeStream.format("memory").queryName("seen"))
 result["memory"] = rows(spark.table("seen"))
 
-# In Connect the function runs in a process of the server's, with a session of its own.
+# In Connect the function runs in a process of the server, with its own session.
 def keep(batch, batch_id):
     values = sorted(row[0].decode() for row in batch.select("value").collect())
     with open(f"{home}/foreach", "a") as file:
@@ -103,7 +103,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With three queues to read, a file to write from, and an empty queue."""
+    """Make a folder with three queues to read, a file to write from, and an empty queue."""
     made = tmp_path_factory.mktemp("connect")
     for name in EXPECTED:
         records = [[f"{name}{n}{letter}".encode() for letter in "ab"] for n in range(3)]
@@ -116,7 +116,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def got(home: Path) -> dict[str, Any]:
-    """What the scripts saw, both in one session."""
+    """Return the results of both scripts, which run in one session."""
     done = subprocess.run(
         [sys.executable, "-c", SOURCE + SINK, str(home), str(home / "sink")],
         capture_output=True,
@@ -129,7 +129,9 @@ def got(home: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_source_of_streams_a_batch_read_and_foreach_batch(home: Path, got: dict[str, Any]) -> None:
+def test_the_source_works_in_streams_batch_reads_and_foreach_batch(
+    home: Path, got: dict[str, Any]
+) -> None:
     assert got["remote"] == "pyspark.sql.connect.session"
     assert got["columns"] == (
         "struct<value:binary,metadata:binary,sequence:bigint,index:int,ingestion_time:timestamp>"
@@ -144,17 +146,19 @@ def test_source_of_streams_a_batch_read_and_foreach_batch(home: Path, got: dict[
         (1, ["three2a", "three2b"]),
     ]
     assert all(pid != got["pid"] for _, pid, _ in calls)
-    # The batch read fenced nobody, each query acknowledged what it read. Where Spark does not tell
-    # a run's end, the next run acknowledges the last micro-batch.
+    # The batch read fenced no consumer, and each query acknowledged its batches. If Spark does not
+    # report the end of a run, the next run acknowledges the last micro-batch.
     for name in EXPECTED if TELLS else ["three"]:
         assert queued(str(home / name)) == []
         assert manifest(str(home / name)).epoch == 1 or not TELLS
 
 
 @pytest.mark.slow
-def test_sink_of_a_batch_a_stream_and_foreach_batch(home: Path, got: dict[str, Any]) -> None:
+def test_the_sink_works_in_batches_streams_and_foreach_batch(
+    home: Path, got: dict[str, Any]
+) -> None:
     assert got["remote"] == "pyspark.sql.connect.session"
-    assert [(each.transaction, each.records) for each in written(str(home / "sink"))] == [
+    assert [(row.transaction, row.records) for row in written(str(home / "sink"))] == [
         (None, [b"0", b"1", b"2"]),
         (Transaction("stream", 0), [b"a", b"b"]),
         (Transaction("whole", 0), [b"a", b"b"]),

@@ -1,8 +1,9 @@
-"""A Delta table as the target: what the source hands over once is in the table once.
+"""A Delta table as the target: each record is in the table exactly once.
 
-A session of its own, with the released jars from Maven Central. Where there is no network, or
-no Delta for this Spark, the tests are skipped and say so. ``OPENDATA_BUFFER_DELTA=required``
-makes that a failure; ``./run test`` sets it where it runs them, on the lowest Spark.
+The tests run in their own session, with the released jars from Maven Central. Without a network, or
+without a Delta release for this Spark, they are skipped with a message.
+``OPENDATA_BUFFER_DELTA=required`` turns that into a failure. ``./run test`` sets it on the lowest
+Spark.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RECORDS = [[f"{n}{letter}".encode() for letter in "abc"] for n in range(4)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "foreach_batch_delta.py"
 ROWS = [[n, i, f"{n}{letter}"] for n in range(4) for i, letter in enumerate("abc")]
 
-# Spark by itself would ask the Spark Packages repository too, for every artifact.
+# By default Spark would also ask the Spark Packages repository for every artifact.
 IVY_SETTINGS = """
 <ivysettings>
   <settings defaultResolver="central"/>
@@ -76,7 +77,7 @@ def table(name):
     rows = spark.read.format("delta").load(f"{home}/{name}").orderBy("sequence", "index")
     return [list(row) for row in rows.collect()]
 
-# The Delta sink, stopped between its commit of batch 1 and Spark's, as by a crash.
+# The Delta sink stops between its commit of batch 1 and Spark's commit, like a crash.
 def sink():
     return start("one", "sink").format("delta").start(f"{home}/sink")
 
@@ -96,7 +97,7 @@ query.awaitTermination()
 result["sink batches"] = [each["batchId"] for each in query.recentProgress]
 result["sink"] = table("sink")
 
-# foreachBatch with Delta's transaction identifiers. It fails once, after the table was written.
+# foreachBatch with Delta's transaction identifiers. It fails once after the write of the table.
 calls = []
 def write(batch, batch_id):
     (
@@ -120,7 +121,7 @@ foreach()
 result["calls"] = calls
 result["foreach"] = table("foreach")
 
-# The example of both targets. It fails once, after both were written.
+# The example with both targets. It fails once after both writes.
 spec = importlib.util.spec_from_file_location("example", path)
 example = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(example)
@@ -156,7 +157,7 @@ def skip_or_fail(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the script saw, and where."""
+    """Return the results of the script, and its folder."""
     spark = ".".join(pyspark.__version__.split(".")[:2])
     if spark not in SPARKS:
         skip_or_fail(
@@ -178,18 +179,20 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         timeout=900,
     )
     if "unresolved dependency" in done.stderr:
-        skip_or_fail(f"{package} cannot be had from Maven Central here")
+        skip_or_fail(f"{package} cannot be downloaded from Maven Central here")
     assert done.returncode == 0, done.stderr[-4000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "home": str(home)}
 
 
 def transactions(result: dict[str, Any], table: str) -> list[tuple[str, int]]:
-    """Application and version of every commit of a table."""
+    """Return application and version of every commit of a table."""
     found = []
     for path in sorted(Path(result["home"], table, "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         found += [
-            (each["txn"]["appId"], each["txn"]["version"]) for each in actions if "txn" in each
+            (action["txn"]["appId"], action["txn"]["version"])
+            for action in actions
+            if "txn" in action
         ]
     return found
 

@@ -1,4 +1,4 @@
-"""The README's first command, shortened: interrupted, killed, started again, and once more."""
+"""The README's first command, shortened: interrupted, killed, restarted, and run once more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.spark.jvm import starting
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 240.0
-"""Until the demo has written something, or hangs."""
+"""Seconds until the demo has written something, or counts as hanging."""
 
 
 def start(output: Path) -> subprocess.Popen[str]:
@@ -32,10 +32,10 @@ def start(output: Path) -> subprocess.Popen[str]:
 
 
 def start_until(output: Path, least_written: int) -> tuple[subprocess.Popen[str], str]:
-    """Start it and read until so many rows are in Parquet; no other JVM starts meanwhile."""
+    """Start the demo, and wait until ``least_written`` rows are in Parquet."""
     with starting():
         demo = start(output)
-        # One that hangs would hold all other JVMs up. What it wrote into its logs tells where.
+        # A hanging demo would block all other JVMs. Its logs show where it hangs.
         patience = threading.Timer(PATIENCE_S, demo.kill)
         patience.start()
         said = ""
@@ -48,12 +48,14 @@ def start_until(output: Path, least_written: int) -> tuple[subprocess.Popen[str]
                     return demo, said
         finally:
             patience.cancel()
-    logs = "".join(each.read_text()[-2_000:] for each in output.glob("*/*.log"))
+    logs = "".join(file.read_text()[-2_000:] for file in output.glob("*/*.log"))
     pytest.fail(f"the demo ended with {demo.wait()} before anything was written: {said}{logs}")
 
 
 @pytest.mark.slow
-def test_interrupted_and_killed_it_resumes_and_every_record_is_there_once(tmp_path: Path) -> None:
+def test_the_demo_resumes_after_an_interruption_and_a_kill_with_every_record_once(
+    tmp_path: Path,
+) -> None:
     interrupted, _ = start_until(tmp_path, 1)
     interrupted.send_signal(signal.SIGINT)
     said, _ = interrupted.communicate(timeout=300)
@@ -76,10 +78,10 @@ def test_interrupted_and_killed_it_resumes_and_every_record_is_there_once(tmp_pa
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "Every record arrived once, unchanged" in report.read_text()
 
-    made = [(each.read_bytes(), each.stat().st_mtime_ns) for each in (plot, report)]
+    made = [(file.read_bytes(), file.stat().st_mtime_ns) for file in (plot, report)]
     done, _ = (again := start(tmp_path)).communicate(timeout=300)
     assert again.returncode == 0, done
     assert "complete since" in done
     assert "starting Spark" not in done
     assert "every record once: 336,776 of 336,776" in done
-    assert made == [(each.read_bytes(), each.stat().st_mtime_ns) for each in (plot, report)]
+    assert made == [(file.read_bytes(), file.stat().st_mtime_ns) for file in (plot, report)]

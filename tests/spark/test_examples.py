@@ -1,4 +1,4 @@
-"""The programs of ``examples/`` that need Spark, run in the session of the tests."""
+"""The programs in ``examples/`` that need Spark, run in the session of the tests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_foreach_batch_writes_each_order_once_to_table_and_queue(
 def test_a_query_in_real_time_mode_writes_each_row_at_least_once(
     spark: SparkSession, store: str, tmp_path: Path
 ) -> None:
-    """Its source is Spark's own in memory; the other one for this mode is Kafka."""
+    """The source is Spark's own memory source; the only other one for this mode is Kafka."""
     example = program(EXAMPLES / "real_time_orders.py")
     jvm = spark._jvm
     sources = jvm.org.apache.spark.sql.execution.streaming.sources
@@ -72,7 +72,7 @@ def test_a_query_in_real_time_mode_writes_each_row_at_least_once(
     def found() -> set[bytes]:
         return set(records(written(store)))
 
-    for fed in (["a", "b"], ["c"]):  # the second query goes on where the first was stopped
+    for fed in (["a", "b"], ["c"]):  # the second query continues where the first one stopped
         stream.addData(jvm.PythonUtils.toSeq(fed))
         frame = DataFrame(stream.toDF(), spark)
         query = example.start(frame, store, str(tmp_path / "checkpoint"), batch="5 seconds")
@@ -84,7 +84,7 @@ def test_a_query_in_real_time_mode_writes_each_row_at_least_once(
     assert found() == {b"a", b"b", b"c"}
 
 
-# ---- what the documentation shows of Spark, run as it stands there
+# ---- code for Spark in the documentation, run unchanged
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -113,7 +113,7 @@ def test_sql_reads_what_is_queued_through_a_temporary_view(spark: SparkSession, 
 
 
 def exporters_of(page: str) -> dict[str, dict[str, str]]:
-    """The settings of the exporters in a page's YAML, by the exporter's name."""
+    """Return the settings of the exporters in a page's YAML, by the exporter's name."""
     settings: dict[str, dict[str, str]] = {}
     for line in block(page, "yaml").splitlines():
         name, _, value = line.strip().partition(":")
@@ -156,9 +156,9 @@ def test_opentelemetry_s_records_become_rows(
     from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
     (resource,) = TracesData.FromString(bytes.fromhex(made["traces"])).resource_spans
-    assert [each.name for each in resource.scope_spans[0].spans] == ["checkout"]
+    assert [span.name for span in resource.scope_spans[0].spans] == ["checkout"]
 
-    # The stream of the page, which takes the exporter's batches from its own queue.
+    # The stream of the page, which reads the exporter's batches from its own queue.
     exec(code, names)
     query = (
         names["metrics"]
@@ -176,7 +176,7 @@ def test_opentelemetry_s_records_become_rows(
     assert not Path(store, data, "manifest").exists()
 
 
-def test_f51_a_stream_that_knows_only_the_exporter_s_prefix_is_told_its_manifest(
+def test_f51_a_stream_that_knows_only_the_exporter_s_prefix_gets_an_error_with_the_manifest(
     spark: SparkSession, store: str, tmp_path: Path
 ) -> None:
     batches = export(open_store(store), b"a", b"b", b"c")
@@ -206,7 +206,7 @@ def test_the_tutorial_s_second_half_runs(
     code = block("tutorial/first-queue.md", "python", 2)
     for name, path in places.items():
         code = code.replace(f"/tmp/{name}", path)
-    for _ in range(2):  # started again, it goes on where it was
+    for _ in range(2):  # after the restart it continues
         exec(code, {})
         shown = capsys.readouterr().out
         assert shown.count('{"id": 1}') == shown.count('{"id": 2}') == 1

@@ -1,4 +1,4 @@
-"""What another implementation and an earlier release wrote, read through Spark."""
+"""Batches of another implementation and queues of an earlier release, read through Spark."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def test_golden_batches_read_through_spark(spark: SparkSession, store: str, stre
     described: list[dict[str, Any]] = json.loads((GOLDEN / "batches.json").read_text())
     opened, runtime = open_store(store), SystemRuntime()
     entries = []
-    for each in described:
+    for description in described:
         location = f"ingest/{runtime.ulid()}.batch"
-        opened.put(location, (GOLDEN / each["file"]).read_bytes())
-        # A time no calendar knows: the read must not fail on it.
+        opened.put(location, (GOLDEN / description["file"]).read_bytes())
+        # A time outside of any calendar, on which the read must not fail.
         entries.append(NewEntry(location, (Metadata(0, -(1 << 63), b""),)))
     open_queue(store).append(entries)
     if streams:
@@ -43,7 +43,7 @@ def test_golden_batches_read_through_spark(spark: SparkSession, store: str, stre
         assert row["ingestion_time"] is None
         assert row["index"] == len(got[row["sequence"]])
         got[row["sequence"]].append(bytes(row["value"]).hex())
-    assert got == {index: each["records_hex"] for index, each in enumerate(described)}
+    assert got == {index: description["records_hex"] for index, description in enumerate(described)}
 
 
 def test_queries_of_version_0_1_go_on_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_queries_of_version_0_1_go_on_exactly_once(spark: SparkSession, tmp_path
         query = writer.trigger(availableNow=True).start(f"{old}/{target}")
         assert query.awaitTermination(LONG_S)
 
-    for _ in range(2):  # the second time there is nothing to do
+    for _ in range(2):  # the second run has nothing to do
         run("queue", "topic", "to_topic", "value", "value AS key", partitioner="rendezvous")
         run("topic", "target", "to_queue", "value")
         rows = spark.read.format(FORMAT).load(f"{old}/target").collect()

@@ -1,6 +1,6 @@
 """The quickstart notebook runs from a clean kernel.
 
-``WRITE_NOTEBOOK=1`` puts the outputs of the run into the notebook, for readers who only look.
+``WRITE_NOTEBOOK=1`` writes the outputs of the run into the notebook, for readers who do not run it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def outputs(notebook: nbformat.NotebookNode) -> list[Any]:
 
 
 def texts(notebook: nbformat.NotebookNode) -> str:
-    """What the cells print."""
+    """Return the text that the cells print."""
     return "".join(output.get("text", "") for output in outputs(notebook))
 
 
 def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Without colours, and without what is of this environment: warnings, versions."""
+    """Remove colours, and text that depends on the environment, such as warnings and versions."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
             for output in cell.outputs:
                 if "text" in output:
                     output.text = re.sub(r"\x1b\[[0-9;]*m|[ \r]+$", "", output.text, flags=re.M)
@@ -44,8 +44,8 @@ def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 @pytest.mark.slow
 def test_the_quickstart_runs_and_every_reading_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As where an environment is not activated: its commands are not on the PATH.
-    path = [each for each in os.environ["PATH"].split(os.pathsep) if ".venv" not in each]
+    # As if the environment were not activated: its commands are not on the PATH.
+    path = [folder for folder in os.environ["PATH"].split(os.pathsep) if ".venv" not in folder]
     monkeypatch.setenv("PATH", os.pathsep.join(path))
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
@@ -69,7 +69,7 @@ def test_the_quickstart_runs_and_every_reading_arrives(monkeypatch: pytest.Monke
         )
         client.execute()
     assert "6,000 readings in 102 rows" in texts(notebook)
-    # How many batches there are depends on how fast this machine produces.
+    # The number of batches depends on the speed of this machine.
     assert re.search(r"\b[1-9][0-9]* batches", texts(notebook)), "the shell cells ran"
     kinds = [kind for output in outputs(notebook) for kind in output.get("data", {})]
     assert "image/png" in kinds

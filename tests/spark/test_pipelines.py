@@ -1,7 +1,7 @@
-"""The declarative pipeline of ``examples``, run as the header of its specification says.
+"""The declarative pipeline in ``examples``, run as the header of its specification says.
 
-Twice: its table and its sink have each order, and the second run goes on where the first one ended,
-with the tables that its catalog remembers.
+It runs twice. Its table and its sink contain each order, and the second run continues where the
+first one ended, with the tables of its catalog.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ spark.driver.extraJavaOptions {java_options()}
                 "SPARK_HOME": str(spark_home),
                 "SPARK_CONF_DIR": str(home / "conf"),
                 "PYSPARK_PYTHON": sys.executable,
-                # Of each of its JVMs: what it starts itself knows no setting of Spark.
+                # For each of its JVMs, because a process that it starts ignores Spark's settings.
                 "JDK_JAVA_OPTIONS": SMALL_JVM,
             },
         )
@@ -83,7 +83,7 @@ def test_a_streaming_table_of_a_queue_and_a_sink_into_one_have_each_order_once(
     run(tmp_path)
 
     files = [path for path in tmp_path.rglob("*.parquet") if re.search(r"/orders/", str(path))]
-    ids = [each for path in files for each in pq.read_table(path)["id"].to_pylist()]
+    ids = [number for path in files for number in pq.read_table(path)["id"].to_pylist()]
     assert sorted(ids) == list(range(20))
     large = [json.loads(record)["id"] for record in records(drain(str(tmp_path / "large")))]
     assert sorted(large) == list(range(10, 20))

@@ -1,4 +1,4 @@
-"""Queries that read one log by name, in a real session."""
+"""Queries with named readers of one log, in a real session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def log(store: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A log with small segments: of 12 batches or more."""
+    """Make a log with small segments of at least 12 batches."""
     monkeypatch.setattr(Log, "most_entries", 16)
     monkeypatch.setattr(Log, "left_entries", 4)
     with Producer(store) as producer:
@@ -47,7 +47,7 @@ def test_two_queries_fail_and_restart_and_each_has_everything_once(
         for name in ("billing", "audit")
     }
     produce(log, numbered(1, 40))
-    assert manifest(log).first_sequence > 0, "segments were cut"
+    assert manifest(log).first_sequence > 0, "entries moved into segments"
     queries["billing"].sink.fail_in = 2
     with queries["audit"].running() as audit:
         with pytest.raises(Exception, match="failing in batch 2"):
@@ -59,10 +59,10 @@ def test_two_queries_fail_and_restart_and_each_has_everything_once(
         once = dict(query.sink.batches)
         assert sorted(value for values in once.values() for value in values) == [*range(60)]
     billing = [batch for batch, _ in queries["billing"].sink.batches]
-    assert billing.count(2) == 2, "repeated, with the same batches"
+    assert billing.count(2) == 2, "the micro-batch was repeated"
     assert len({tuple(v) for b, v in queries["billing"].sink.batches if b == 2}) == 1
     produce(log, numbered(60, 61))
     queries["audit"].available_now()
     assert 40 < at(log, "billing") <= 60 <= at(log, "audit")
     found = spark.read.format("opendata-buffer").option("startingOffsets", "5").load(log)
-    assert found.count() == 56, "a batch read has what readers have acknowledged, too"
+    assert found.count() == 56, "a batch read also returns acknowledged batches"

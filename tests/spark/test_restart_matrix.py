@@ -1,7 +1,7 @@
-"""Every row of the restart matrix: what Spark calls after which end, and what must come out.
+"""Every row of the restart matrix: Spark's calls after each kind of end, and the expected result.
 
-A sink that fails after it wrote leaves a batch that is in the offset log and not in the commit
-log, which is what a crash at the same point leaves.
+A sink that fails after its write leaves a batch in the offset log that is not in the commit log,
+just like a crash at the same point.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def crash_in(query: Query, batch_id: int, **options: str) -> None:
 def test_uncommitted_batch_in_the_middle_is_replayed_as_it_was(query: Query, store: str) -> None:
     produce(store, numbered(0, 2))
     query.available_now()
-    query.available_now()  # a clean restart without new data makes no batch
+    query.available_now()  # a clean restart without new data creates no batch
     produce(store, numbered(2, 5))
     crash_in(query, 1)
     produce(store, numbered(5, 8))
     query.available_now()
-    # The same batch id with the same records, then what came later.
+    # The same batch id with the same records, and then later records.
     assert query.sink.batches == [(0, [0, 1]), (1, [2, 3, 4]), (1, [2, 3, 4]), (2, [5, 6, 7])]
     assert queued(store) == []
 
@@ -65,9 +65,9 @@ def test_trigger_once_reads_all_in_one_batch(query: Query, store: str) -> None:
     produce(store, numbered(0, 5))
     run = query.start(lambda writer: writer.trigger(once=True), maxBatchesPerTrigger="1")
     assert run.awaitTermination(LONG_S)
-    # Where Spark does not tell a Python source its trigger, the limit holds.
+    # If Spark does not pass the trigger to a Python source, the limit applies.
     assert query.sink.batches == [(0, [0, 1, 2, 3, 4] if TELLS else [0])]
-    # Once asks for no later offset, so nothing is acknowledged before the next run.
+    # Once does not ask for a later offset, so nothing is acknowledged before the next run.
     assert queued(store) == [0, 1, 2, 3, 4]
     query.available_now()
     assert query.sink.values == [0, 1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Streams of text into a buffer, as a sink and as a function for ``foreachBatch``."""
+"""Streams of text into a buffer, with the sink and with a function for ``foreachBatch``."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def app_of(pipe: Pipe) -> str:
 
 
 def forget_record(pipe: Pipe) -> None:
-    """As if the driver died before it wrote the commit record."""
-    # The next driver has new workers. Here they are reused, and what one remembers of the
-    # queue belongs to its options.
+    """Undo the commit record, as if the driver had died before it wrote the record."""
+    # The next driver would have new workers. Here they are reused, and a worker remembers a queue
+    # by its options.
     pipe.options = {"gcGracePeriodMs": "600001"}
     (Path(pipe.url) / "ingest" / f"app={app_of(pipe)}" / "_commit.json").unlink()
 
 
 def run(pipe: Pipe, way: str, app: str) -> None:
-    """Write all there is under an application's id, as a sink or as a function."""
+    """Write everything under an application id, with the sink or with a function."""
     if way == "sink":
         pipe.options = {"txnAppId": app}
         pipe.run()
@@ -42,7 +42,7 @@ def run(pipe: Pipe, way: str, app: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["sink", "function"])
-def test_a_restart_goes_on_and_a_deleted_checkpoint_is_refused_under_the_same_app_id(
+def test_a_restart_continues_and_a_deleted_checkpoint_is_refused_under_the_same_app_id(
     pipe: Pipe, way: str
 ) -> None:
     pipe.feed("a", "b")
@@ -52,9 +52,9 @@ def test_a_restart_goes_on_and_a_deleted_checkpoint_is_refused_under_the_same_ap
     run(pipe, way, "one")
     batches = written(pipe.url)
     assert records(batches) == [b"a", b"b", b"c", b"d", b"e", b"f"]
-    assert [each.transaction for each in batches] == [Transaction("one", n) for n in range(3)]
+    assert [batch.transaction for batch in batches] == [Transaction("one", n) for n in range(3)]
     shutil.rmtree(pipe.checkpoint)
-    # Batch ids begin at 0 again, so all of them would be taken for repeats.
+    # Batch ids begin at 0 again, so all batches would look like repeats.
     with pytest.raises(Exception, match=r"txnAppId 'one' belongs to query .* of its own"):
         run(pipe, way, "one")
     assert len(written(pipe.url)) == 3
@@ -96,12 +96,12 @@ def test_a_driver_that_died_before_spark_s_commit_or_the_record_repeats_nothing(
     pipe.run()
     batches = written(pipe.url)
     assert records(batches) == [b"a", b"b", b"c"]
-    assert [each.transaction for each in batches] == [
+    assert [batch.transaction for batch in batches] == [
         Transaction(app_of(pipe), number) for number in range(3)
     ]
 
 
-def test_what_slips_through_is_caught_by_the_reader_s_filter(pipe: Pipe) -> None:
+def test_the_reader_s_filter_catches_a_repeat_that_the_sink_appends(pipe: Pipe) -> None:
     pipe.feed("a")
     pipe.run()
     taken = drain(pipe.url)
@@ -127,7 +127,7 @@ def test_a_commit_that_failed_is_made_by_the_next_run(pipe: Pipe) -> None:
     (folder / "manifest").unlink()
     pipe.run()
     assert records(written(pipe.url)) == [b"a"]
-    # abort deleted nothing: what failed is an orphan for the collector.
+    # abort deletes nothing, so the uploads of the failed batch are orphans for the collector.
     assert uploaded[0].exists()
 
 
@@ -162,10 +162,10 @@ def test_two_partitions_become_one_group_in_partition_order(
 ) -> None:
     numbers(spark, 25_000).write.format(FORMAT).mode("append").save(store)
     batches = written(store)
-    assert [each.sequence for each in batches] == [0, 1]
+    assert [batch.sequence for batch in batches] == [0, 1]
     assert records(batches) == [str(number).encode() for number in range(25_000)]
-    assert [each.transaction for each in batches] == [None, None]
-    assert all(len(each.metadata) == 1 for each in batches)
+    assert [batch.transaction for batch in batches] == [None, None]
+    assert all(len(batch.metadata) == 1 for batch in batches)
     assert batches[0].metadata[0].payload == b""
     assert batches[0].metadata[0].ingestion_time_ms > 1_700_000_000_000
 
@@ -179,14 +179,16 @@ def test_a_write_with_an_identity_happens_once(spark: SparkSession, store: str) 
     for version in (0, 0, 3, 2, 3):
         write(numbers(spark, 2), store, version)
     batches = written(store)
-    assert [each.transaction for each in batches] == [
+    assert [batch.transaction for batch in batches] == [
         Transaction("job-1", version) for version in (0, 3)
     ]
     assert records(batches) == [b"0", b"1"] * 2
     assert filtered(batches) == records(batches)
     drain(store)
     write(numbers(spark, 2), store, 3)
-    assert written(store) == [], "also after a consumer has taken it"
+    assert written(store) == [], (
+        "a repeat is not appended even after a consumer has taken the first"
+    )
 
 
 OF_ALL_TYPES = (
@@ -205,19 +207,19 @@ OF_ALL_TYPES = (
 )
 
 
-def test_columns_written_as_json_are_what_to_json_means_and_come_back_as_they_were(
+def test_columns_written_as_json_equal_to_json_and_can_be_read_back(
     spark: SparkSession, store: str
 ) -> None:
     frame = spark.range(0, 100, 1, 4).selectExpr(*OF_ALL_TYPES)
     writer = frame.write.format(FORMAT).mode("append")
     writer.option("valueFormat", "json").save(store)
     (batch,) = written(store)
-    values = spark.createDataFrame([(each.decode(),) for each in batch.records], "value STRING")
+    values = spark.createDataFrame([(record.decode(),) for record in batch.records], "value STRING")
     parsed = f.from_json("value", frame.schema).alias("row")
     theirs = frame.select(f.to_json(f.struct("*")).alias("value"))
     expected = theirs.select(parsed).select("row.*")
     assert_df_equality(values.select(parsed).select("row.*"), expected, ignore_nullable=True)
-    readable = frame.drop("pairs")  # The source reads no maps.
+    readable = frame.drop("pairs")  # The source cannot read maps.
     reader = spark.read.format(FORMAT).schema(expected.drop("pairs").schema)
     read = reader.option("valueFormat", "json").load(store)
     assert_df_equality(read, readable, ignore_row_order=False, ignore_nullable=True)

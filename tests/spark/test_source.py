@@ -51,12 +51,12 @@ def test_the_format_is_found_without_registration(spark: SparkSession, store: st
     assert frame.schema.simpleString() == (
         "struct<value:binary,metadata:binary,sequence:bigint,index:int,ingestion_time:timestamp>"
     )
-    # To load is not to read: no queue was made and no consumer fenced.
+    # Loading does not read: it creates no queue and fences no consumer.
     assert list(Path(store).iterdir()) == []
 
 
 def test_rows_columns_and_order(spark: SparkSession, store: str) -> None:
-    # Two calls are one batch, however long the second takes to come.
+    # Two calls become one batch, however late the second call is.
     config = ProducerConfig(store=store, compression=Compression.ZSTD, flush_interval_ms=60_000)
     with Producer(config) as producer:
         producer.produce([b"a", b"b"], b"first")
@@ -65,9 +65,9 @@ def test_rows_columns_and_order(spark: SparkSession, store: str) -> None:
         producer.produce([b""], b"second")
     entries = manifest(store).entries()
     times = [
-        datetime.datetime.fromtimestamp(each.ingestion_time_ms / 1000, tz=datetime.UTC)
+        datetime.datetime.fromtimestamp(metadata.ingestion_time_ms / 1000, tz=datetime.UTC)
         for entry in entries
-        for each in entry.metadata
+        for metadata in entry.metadata
     ]
     frame = (
         stream(spark, store)
@@ -101,37 +101,41 @@ def test_available_now_with_limits_reads_all_in_several_batches_and_empties_the_
     assert query.sink.batches == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6])]
     assert queued(store) == []
     if TELLS:
-        reports = [json.loads(each["sources"][0]["latestOffset"]) for each in run.recentProgress]
+        reports = [
+            json.loads(progress["sources"][0]["latestOffset"]) for progress in run.recentProgress
+        ]
         assert [each["backlogBatches"] for each in reports[:3]] == [4, 1, 0]
         assert reports[0]["lagMs"] > 0
         assert reports[0]["source"] == f"file://{store}/ingest/manifest"
 
 
 def test_an_idle_query_acknowledges_its_last_batch(query: Query, store: str) -> None:
-    with query.running(createIfMissing="true") as run:  # The query may be faster than the producer.
+    with query.running(createIfMissing="true") as run:  # The query may start before the producer.
         for number in range(3):
             produce(store, numbered(number, number + 1))
             run.processAllAvailable()
-            assert query.sink.values == list(range(number + 1)), "never too early"
+            assert query.sink.values == list(range(number + 1)), (
+                "a batch was acknowledged too early"
+            )
         eventually(lambda: queued(store) == [])
 
 
 def test_asynchronous_progress_tracking_is_safe(
     spark: SparkSession, store: str, checkpoint: str
 ) -> None:
-    """Its commit log lags: what it may replay after a crash must still be queued."""
+    """The commit log lags, so batches that may be replayed after a crash must still be queued."""
     produce(store, numbered(0, 1))
     frame = stream(spark, store, maxBatchesPerTrigger="1").load(store)
     writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
     writer = writer.option("asyncProgressTrackingEnabled", "true")
-    # The log is written for the first batch only; later ones are in memory until a minute on.
+    # Only the first batch is logged at once. Later ones are in memory for a minute.
     writer = writer.option("asyncProgressTrackingCheckpointIntervalMs", "60000")
     run = writer.start()
     try:
         for number in range(1, 5):
             produce(store, numbered(number, number + 1))
             eventually(lambda: read_through(run) == number + 1)  # noqa: B023
-        # Several idle triggers: in a normal query each of them would acknowledge.
+        # Several idle triggers, each of which would acknowledge in a normal query.
         time.sleep(1)
         assert queued(store)[-4:] == [1, 2, 3, 4]
     finally:
@@ -139,7 +143,7 @@ def test_asynchronous_progress_tracking_is_safe(
     newest = str(logged(checkpoint, "offsets")[-1])
     last = (Path(checkpoint) / "offsets" / newest).read_text().splitlines()[-1]
     assert queued(store)[0] <= json.loads(last)["partitions"]["0"]["next"]
-    # Restarted, as after a crash: everything since the log's last entry is there to be read.
+    # After a restart, everything since the log's last entry can still be read.
     again = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
     again = again.trigger(availableNow=True)
     assert until_done(checkpoint, lambda: again.start().awaitTermination(LONG_S))
@@ -149,7 +153,7 @@ def test_asynchronous_progress_tracking_is_safe(
 def read_through(run: Any) -> int:
     progress = run.lastProgress
     end = progress and progress["sources"][0]["endOffset"]
-    # Spark 4.0 shows it as a map of Scala's.
+    # Spark 4.0 shows it as a Scala map.
     found = re.search(r"\bnext\W+(\d+)", end or "")
     return int(found[1]) if found else -1
 
@@ -168,7 +172,7 @@ def test_a_second_query_fences_the_first_and_status_names_the_reader(
         before = consumer()
         assert (before["epoch"], before["program"]) == (1, "Spark")
         assert before["host"] == os.uname().nodename
-        os.kill(before["process"], 0)  # it runs
+        os.kill(before["process"], 0)  # the process runs
         other = Query(spark, store, str(tmp_path / "other"))
         with other.running() as second:
             second.processAllAvailable()
@@ -184,7 +188,7 @@ def test_a_second_query_fences_the_first_and_status_names_the_reader(
     assert other.sink.values == [0, 1]
 
 
-def test_a_self_join_says_what_does_work_and_that_does(query: Query, store: str) -> None:
+def test_a_self_join_fails_with_an_alternative_that_works(query: Query, store: str) -> None:
     produce(store, numbered(0, 3))
     once = stream(query.spark, store).load(store)
     twice = once.alias("a").join(once.alias("b"), "sequence").select("a.value")
@@ -207,7 +211,7 @@ def test_a_self_join_says_what_does_work_and_that_does(query: Query, store: str)
     assert joined == [0, 1, 2]
 
 
-def test_one_dataframe_in_a_union_with_itself_is_read_on_while_the_query_runs(
+def test_a_union_of_a_dataframe_with_itself_reads_new_batches_while_the_query_runs(
     query: Query, store: str
 ) -> None:
     produce(store, numbered(0, 2))
@@ -223,7 +227,7 @@ def test_one_dataframe_in_a_union_with_itself_is_read_on_while_the_query_runs(
     assert sorted(query.sink.values) == sorted([0, 1, 2, 3, 4] * 2)
 
 
-def test_a_corrupt_batch_is_quarantined_and_the_query_goes_on(query: Query, store: str) -> None:
+def test_a_corrupt_batch_is_quarantined_and_the_query_continues(query: Query, store: str) -> None:
     produce(store, numbered(0, 4))
     victim = Path(store) / manifest(store).entries()[1].location
     bad = b"not a batch" * 9
@@ -244,11 +248,11 @@ def test_sql_reads_a_view_of_a_queue_and_makes_no_table(spark: SparkSession, sto
     advice = r"no table of a catalog.* use CREATE TEMPORARY VIEW name USING `opendata-buffer`"
     with pytest.raises(Exception, match=advice):
         spark.sql(f"CREATE TABLE queued {using}")
-    # Where columns are given, Spark does not ask the source before the first query.
+    # With given columns, Spark does not ask the source before the first query.
     spark.sql(f"CREATE TABLE queued (value STRING) {using}")
     rows = spark.range(2).selectExpr("CAST(id AS STRING) AS value").write.format(FORMAT)
     rows.option("path", store).saveAsTable("saved")
-    assert len(queued(store)) > 3  # it did write
+    assert len(queued(store)) > 3  # the write succeeded
     try:
         for table in ("queued", "saved"):
             for query in (f"SELECT count(*) FROM {table}", f"INSERT INTO {table} VALUES ('x')"):

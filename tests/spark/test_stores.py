@@ -1,4 +1,4 @@
-"""Source and sinks on servers of S3, Google and Azure."""
+"""Source and sinks on servers of S3, Google, and Azure."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_a_write_is_streamed_into_another_queue_and_read(
     assert spark.read.format(FORMAT).options(**given).load(target).count() == 100
 
 
-# ---- storage that loses answers and refuses requests, under source and sink: the output is exact
+# ---- exactly-once output on storage that loses answers and refuses requests
 
 
 BATCHES = 36
 CLOSE, RESET = Answer.CLOSE, Answer.RESET
 BUSY = Fault(503, applied=False, code="SlowDown")
 FAULTS = {
-    # The compare-and-swap of producers, consumer and sink: applied or not, nobody is told.
+    # The compare-and-swap of producers, consumer, and sink: applied or not, without an answer.
     ("PUT", "manifest"): [
         Fault(CLOSE),
         Fault(CLOSE, applied=False),
@@ -82,12 +82,12 @@ FAULTS = {
     ("GET", "manifest"): [Fault(CLOSE), BUSY],
     ("GET", ".batch"): [Fault(500), Fault(Answer.TRUNCATE), Fault(RESET), BUSY],
 }
-STORM = 7
-"""Uploads in a row that are refused once: boto3 makes five attempts, then it is our turn."""
+REFUSED_UPLOADS = 7
+"""Consecutive refusals of an upload: boto3 makes five attempts, and then the library retries."""
 
 
-class Weather:
-    """Of the requests of each kind one in eight goes wrong, in a random way, while it lasts."""
+class FaultInjector:
+    """Lets one in eight requests of each kind fail in a random way until it is closed."""
 
     def __init__(self, server: S3Server, rng: random.Random) -> None:
         self.faults = 0
@@ -96,8 +96,8 @@ class Weather:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Weather:
-        self._server.inject(BUSY, method="PUT", key="out/app=", times=STORM)
+    def __enter__(self) -> FaultInjector:
+        self._server.inject(BUSY, method="PUT", key="out/app=", times=REFUSED_UPLOADS)
         self._thread.start()
         return self
 
@@ -119,7 +119,7 @@ class Weather:
 
 
 def once(sink: Sink) -> list[int]:
-    """What an idempotent sink has: a micro-batch that is repeated must be the same."""
+    """Return the values of an idempotent sink, and check that repeats are equal."""
     batches: dict[int, list[int]] = {}
     for batch_id, values in sink.batches:
         assert batches.setdefault(batch_id, values) == values
@@ -127,7 +127,7 @@ def once(sink: Sink) -> list[int]:
 
 
 def has_begun(run: StreamingQuery, checkpoint: Path) -> bool:
-    """Whether the first offset is in the log; or the query ended."""
+    """Return whether the first offset is in the log, or the query has ended."""
     return (checkpoint / "offsets" / "0").exists() or not run.isActive
 
 
@@ -158,14 +158,14 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
         return writer.option("checkpointLocation", str(tmp_path / "two")).start(s3_server.url)
 
     with seeded("CHAOS_SEED") as rng:
-        with Weather(s3_server, rng) as weather:
+        with FaultInjector(s3_server, rng) as injector:
             for begin in range(0, BATCHES, BATCHES // 3):
                 runs = [to_memory.start(), to_buffer()]
                 try:
                     for prefix in ("one", "two"):
                         produced(prefix, begin, begin + BATCHES // 3)
-                    # Stopped in the middle of anything, but for the last time; and not while it
-                    # writes its very first offset, or Spark refuses the checkpoint for ever.
+                    # Except for the last time, stop it at any moment, but not while it writes its
+                    # first offset, because Spark would then refuse the checkpoint for ever.
                     if begin + BATCHES // 3 < BATCHES:
                         for run, name in zip(runs, ("one", "two"), strict=True):
                             wait_for(partial(has_begun, run, tmp_path / name), "a first offset")
@@ -175,10 +175,10 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
                 finally:
                     for run in runs:
                         run.stop()
-        print(f"{weather.faults} faults in {len(s3_server.requests)} requests")
+        print(f"{injector.faults} faults in {len(s3_server.requests)} requests")
         assert once(to_memory.sink) == list(range(BATCHES))
         copied = filtered(written(s3_server.url, "out", options), "out")
-        assert sorted(int(each) for each in copied) == list(range(BATCHES))
+        assert sorted(int(key) for key in copied) == list(range(BATCHES))
     for prefix in ("one", "two"):
         assert manifest(s3_server.url, prefix, options).next_sequence == BATCHES
-    assert weather.faults >= BATCHES // 2
+    assert injector.faults >= BATCHES // 2

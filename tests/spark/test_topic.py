@@ -1,4 +1,4 @@
-"""A topic in a real session: schema, partitions that are added, transactions, batch reads."""
+"""A topic in a real session: schema, new partitions, transactions, and batch reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def all_queued(store: str) -> int:
     return sum(manifest(store, name).entry_count for name in Topic.open(store).read().names)
 
 
-def test_a_topic_grows_under_a_query_that_goes_on_after_a_restart(query: Query, store: str) -> None:
+def test_a_topic_grows_under_a_query_that_continues_after_a_restart(
+    query: Query, store: str
+) -> None:
     topic = Topic.create(store, 2)
     with TopicProducer(ProducerConfig(store=store)) as producer:
         producer.produce([b"%d" % number for number in range(10)])
@@ -47,7 +49,7 @@ def test_a_topic_grows_under_a_query_that_goes_on_after_a_restart(query: Query, 
     assert all_queued(store) == 0
 
 
-def test_what_a_publisher_commits_is_read_and_nothing_else(query: Query, store: str) -> None:
+def test_only_committed_transactions_of_a_publisher_are_read(query: Query, store: str) -> None:
     Topic.create(store, 2)
     with Publisher(store, "billing") as publisher:
         publisher.publish_committed([b"1"], partition="0")
@@ -67,7 +69,7 @@ def test_what_a_publisher_commits_is_read_and_nothing_else(query: Query, store: 
     assert all_queued(store) == 0
 
 
-def test_a_batch_read_shows_partitions_and_what_is_committed(
+def test_a_batch_read_returns_partitions_and_only_committed_records(
     spark: SparkSession, store: str
 ) -> None:
     Topic.create(store, 3)
@@ -103,7 +105,7 @@ def root(topic: Topic) -> Path:
 
 
 def delivered(topic: Topic) -> dict[str, list[list[str]]]:
-    """Per partition, the records of each batch that a reader delivers."""
+    """Return the records of each batch that a reader delivers, by partition."""
     found: dict[str, list[list[str]]] = {}
     store = open_store(topic.url)
     for name in topic.read().names:
@@ -111,8 +113,8 @@ def delivered(topic: Topic) -> dict[str, list[list[str]]]:
         reader, where = ReadCommitted(name), dict(enumerate(there.locations()))
         found[name] = []
         for sequence, location in where.items():
-            for each in reader.offer(sequence, location, lambda *_: ()):
-                blob: Any = store.get(where[each])
+            for offered in reader.offer(sequence, location, lambda *_: ()):
+                blob: Any = store.get(where[offered])
                 found[name].append([record.decode() for record in decode_batch(blob.data)])
         assert reader.stable_end(there.next_sequence) == there.next_sequence, "undecided"
     return found
@@ -120,7 +122,7 @@ def delivered(topic: Topic) -> dict[str, list[list[str]]]:
 
 def values(topic: Topic) -> list[str]:
     found = delivered(topic)
-    return sorted(record for each in found.values() for batch in each for record in batch)
+    return sorted(record for value in found.values() for batch in value for record in batch)
 
 
 @pytest.fixture
@@ -133,18 +135,20 @@ def record_of(topic: Topic) -> Path:
     return only
 
 
-def test_a_stream_goes_to_all_partitions_and_a_restart_goes_on(pipe: Pipe, topic: Topic) -> None:
+def test_a_stream_is_written_to_all_partitions_and_continues_after_a_restart(
+    pipe: Pipe, topic: Topic
+) -> None:
     pipe.feed(*(f"a{number}" for number in range(30)))
     pipe.feed(*(f"b{number}" for number in range(30)))
     pipe.run()
-    assert all(delivered(topic).values()), "30 rows at random"
+    assert all(delivered(topic).values()), "every partition has some of the 30 rows"
     pipe.feed("c")
     topic.expand(4)
     pipe.feed(*(f"d{number}" for number in range(40)))
     pipe.run(pipe.frame.repartition(2))
     wanted = [f"{letter}{number}" for letter in "ab" for number in range(30)]
     assert values(topic) == sorted([*wanted, "c", *(f"d{number}" for number in range(40))])
-    assert delivered(topic)["p-00003-04vf"], "the partition that was added"
+    assert delivered(topic)["p-00003-04vf"], "the new partition has rows"
     assert CommitRecord.from_json(record_of(topic).read_bytes()).batch == 3
 
 
@@ -153,7 +157,7 @@ def test_a_decision_that_was_not_carried_out_is_completed_by_the_restart(
 ) -> None:
     pipe.feed(*(str(number) for number in range(20)))
     pipe.run()
-    # As if the driver died after it wrote the record, before any acknowledgement.
+    # As if the driver had died after it wrote the record, before any acknowledgement.
     for name in topic.read().names:
         path = root(topic) / name / "manifest"
         entries = manifest(topic.url, name).entries()
@@ -180,6 +184,6 @@ def test_keys_go_where_the_partitioner_says_and_keep_their_order(
     wanted = defaultdict(list)
     for key, value in rows:
         wanted[topic.description.active[home[key]]].append(value)
-    found = {name: [v for batch in each for v in batch] for name, each in delivered(topic).items()}
+    found = {name: [v for batch in item for v in batch] for name, item in delivered(topic).items()}
     assert {name: each for name, each in found.items() if each} == wanted
     assert not list((root(topic) / "_topic").glob("app=*/_commit.json")), "without an app id"

@@ -1,4 +1,4 @@
-"""Typed rows in Spark: the corpus through a query, and what becomes of malformed records."""
+"""Typed rows in Spark: the corpus in a query, and malformed records."""
 
 from __future__ import annotations
 

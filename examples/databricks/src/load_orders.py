@@ -1,4 +1,4 @@
-"""A job: what waits in a queue goes into a table, and then it ends.
+"""A job that loads the queued batches into a table and then ends.
 
     python load_orders.py --queue /tmp/orders --table orders --checkpoint /tmp/checkpoint
 
@@ -17,7 +17,7 @@ from pyspark_opendata_buffer import register
 def load(
     spark: SparkSession, queue: str, table: str, checkpoint: str, credential: str | None = None
 ) -> None:
-    """Append what waits to the table, each order once, also when a run was killed."""
+    """Append the queued orders to the table, each order once, even if a run is killed."""
     register(spark)  # plans for all cores of the cluster
     reader = spark.readStream.format("opendata-buffer").schema(
         "value STRING, sequence BIGINT, index INT, ingestion_time TIMESTAMP"

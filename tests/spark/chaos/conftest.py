@@ -1,4 +1,4 @@
-"""What the tests that kill drivers have in common."""
+"""Fixtures for the tests that kill drivers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.spark.jvm import CLASSES, SMALL_JVM, java_options, sharing
 
 @pytest.fixture(scope="session")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Options of the JVMs that are going to be killed: with archived classes they start sooner."""
+    """Return the options of the JVMs to kill, which start faster with archived classes."""
     if CLASSES in os.environ:
         yield java_options()
         return

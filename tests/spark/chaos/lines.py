@@ -1,4 +1,4 @@
-"""Text that a driver writes into a buffer, and a consumer that takes it away meanwhile."""
+"""Text files that a driver writes into a buffer while a consumer empties it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.spark.queues import Written, drain, filtered
 
 LINES = 40
 AHEAD = 3
-"""Files that wait for a micro-batch of their own."""
+"""The number of files that may wait for their own micro-batch."""
 
 
 class Lines:
-    """Feeds a stream of kind ``lines`` and empties its buffer, in a thread, until it is closed."""
+    """A thread that feeds a stream of kind ``lines`` and empties its buffer, until closed."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -29,12 +29,12 @@ class Lines:
         while not self._over.wait(0.05):
             while self._files <= self._stream.planned() + AHEAD:
                 self._feed()
-            if self._files % 2:  # else the queue grows for a while
+            if self._files % 2:  # otherwise the queue grows for a while
                 self._taken += drain(self._stream.out)
 
     def _feed(self) -> None:
         text = "".join(f"{self._files}.{line}\n" for line in range(LINES))
-        # Not in one step: whole, and of its own time, before Spark sees it.
+        # Write it completely, with its own time, before Spark can see it.
         path = Path(self._stream.store, f".{self._files:05}.txt")
         path.write_text(text)
         os.utime(path, (1_700_000_000 + self._files,) * 2)
@@ -42,12 +42,12 @@ class Lines:
         self._files += 1
 
     def close(self) -> None:
-        """Feed and take no more."""
+        """Stop feeding and consuming."""
         self._over.set()
         self._thread.join()
 
     def check(self) -> None:
-        """All rows arrived once, by what the consumer took and what is left."""
+        """Check that all rows arrived once, in the consumed and the queued batches together."""
         self._taken += drain(self._stream.out)
         wanted = {
             f"{number}.{line}".encode() for number in range(self._files) for line in range(LINES)

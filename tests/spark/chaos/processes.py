@@ -1,4 +1,4 @@
-"""Driver processes that are killed, and what can be seen of their queries from outside."""
+"""Driver processes that are killed, and the state of their queries as seen from outside."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.support.worker_produce import values
 
 HERE = Path(__file__).parent
 GRACE_MS = 20_000
-"""Of producers and collectors: on a slow machine an append may come seconds after its upload."""
+"""Grace period of producers and collectors; on a slow machine an append may be seconds late."""
 
 SOON_S = 60.0
-"""Until a kill comes anyway."""
+"""Seconds to wait for the moment of a kill before killing anyway."""
 
 
 def writer(*stores: str) -> Writer:
-    """It takes a rest while the queues are long."""
+    """Return a writer that pauses while the queues are long."""
     backlog = 40 * len(stores)
     return Writer("writer", *stores, grace_ms=GRACE_MS, pause_s=0.05, backlog=backlog)
 
@@ -42,14 +42,14 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @dataclass(frozen=True)
 class Stream:
-    """A streaming query over all its lives."""
+    """A streaming query, including its restarts."""
 
     store: str  # The queue it reads, or the directory of text files.
-    kind: str  # Its sink: parquet, sqlite, buffer, topic; or lines of text files into a buffer.
+    kind: str  # Its sink (parquet, sqlite, buffer, topic), or lines: text files into a buffer.
     out: str  # Directory, database or store it writes.
     checkpoint: str
-    options: dict[str, str] = field(default_factory=dict, hash=False)  # Of the source.
-    pause: float = 0.0  # Seconds that a Python function spends on each row on the way.
+    options: dict[str, str] = field(default_factory=dict, hash=False)  # Options of the source.
+    pause: float = 0.0  # Seconds that a Python function spends on each row.
 
     @classmethod
     def make(
@@ -61,7 +61,7 @@ class Stream:
         out: Path | None = None,
         pause: float = 0,
     ) -> Stream:
-        """A query in ``home``, with limits and a collector that has no time to lose."""
+        """Create a query in ``home``, with limits and a collector that runs often."""
         store.mkdir(parents=True, exist_ok=True)
         options = {
             "createIfMissing": "true",
@@ -79,15 +79,15 @@ class Stream:
         return made
 
     def planned(self) -> int:
-        """Last micro-batch in the offset log; -1 when there is none."""
+        """The last micro-batch in the offset log, or -1."""
         return _last(Path(self.checkpoint) / "offsets")
 
     def committed(self) -> int:
-        """Last micro-batch in the commit log."""
+        """The last micro-batch in the commit log, or -1."""
         return _last(Path(self.checkpoint) / "commits")
 
     def sunk(self) -> int:
-        """Last micro-batch that the sink knows to be done."""
+        """The last micro-batch that the sink has committed, or -1."""
         if self.kind == "parquet":
             return _last(Path(self.out) / "_spark_metadata")
         if self.kind == "sqlite":
@@ -96,10 +96,10 @@ class Stream:
                 return -1 if last is None else int(last)
         root = "_topic" if self.kind == "topic" else "ingest"
         records = Path(self.out).glob(f"{root}/app=*/_commit.json")
-        return max((int(json.loads(each.read_text())["batch"]) for each in records), default=-1)
+        return max((int(json.loads(record.read_text())["batch"]) for record in records), default=-1)
 
     def written(self) -> int:
-        """Something that grows while the sink writes a micro-batch."""
+        """A number that grows while the sink writes a micro-batch."""
         if self.kind == "parquet":
             return sum(1 for _ in Path(self.out).glob("part-*"))
         if self.kind == "sqlite":
@@ -108,14 +108,16 @@ class Stream:
         return sum(1 for _ in Path(self.out).glob(f"{batches}.batch"))
 
     def rows(self) -> list[tuple[str, int, int]]:
-        """What a SQLite sink has: value, sequence, index."""
+        """Return the rows of a SQLite sink: value, sequence, index."""
         with closing(sqlite3.connect(self.out)) as database:
             return database.execute("select value, sequence, idx from rows").fetchall()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Meanwhile no driver holds a lock of the queue's store or is within a transaction of the
-        database: one that is suspended there would keep its lock, and its successor out."""
+        """Hold the locks of the queue's store and of the database.
+
+        A driver that is suspended while it holds one of them would block its successor.
+        """
         with nobody_writes(self.store):
             if self.kind != "sqlite":
                 yield
@@ -137,16 +139,16 @@ def _last(directory: Path) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver process does; see worker_drive.py."""
+    """The work of a driver process; see worker_drive.py."""
 
     queries: list[Stream]
     java: str = SMALL_JVM  # Options of its JVM.
     master: str = "local[2]"
-    restarts: int = 0  # How often a query that fails while it drains is started again.
+    restarts: int = 0  # How often a query that fails while it drains is restarted.
 
 
 class Driver:
-    """One life of a driver: started, told to go, killed."""
+    """One driver process."""
 
     def __init__(self, job: Job, log: Path) -> None:
         self.log = log
@@ -158,12 +160,12 @@ class Driver:
                 stderr=file,
                 text=True,
                 env={**os.environ, "SPARK_LAUNCHER_OPTS": SMALL_JVM},
-                # Driver, JVM and the process that plans for it die together.
+                # Driver, JVM, and the planning process die together.
                 start_new_session=True,
             )
 
     def go(self, word: str) -> None:
-        """Once the session is up, let it ``run`` or ``drain``."""
+        """Let it ``run`` or ``drain`` once its session has started."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
@@ -173,7 +175,7 @@ class Driver:
         self.process.stdin.flush()
 
     def kill(self) -> None:
-        """kill -9 of all of it. Python workers lead a group of their own and see the end."""
+        """Kill the whole process group. Python workers have their own group and notice the end."""
         if self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -182,36 +184,36 @@ class Driver:
                 pipe.close()
 
     def stop(self) -> None:
-        """Freeze it, as a host that is suspended does."""
+        """Freeze it, like a host that is suspended."""
         os.killpg(self.process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a frozen one go on."""
+        """Let a frozen driver continue."""
         os.killpg(self.process.pid, signal.SIGCONT)
 
     def ended(self) -> bool:
         return self.process.poll() is not None
 
     def finish(self) -> list[str]:
-        """Wait for the end of what it drains; returns what its Parquet sink has, in order."""
+        """Wait until it has drained its queues. Return the rows of its Parquet sink, in order."""
         try:
             out, _ = self.process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the driver hangs: {self.errors()}") from None
         assert self.process.returncode == 0, self.errors()
-        # A JVM that archives its classes prints lines such as "[0.1s][warning] ..." among them.
+        # A JVM that archives its classes also prints lines such as "[0.1s][warning] ...".
         found = (line for line in out.splitlines() if line.startswith(('["', "[]")))
         lists = [json.loads(line) for line in found]
-        return [value for each in lists for value in each]
+        return [value for found_values in lists for value in found_values]
 
     def errors(self) -> str:
-        """Its log, without the lines of stack traces of the JVM."""
+        """Return its log without the stack traces of the JVM."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("\tat "))
 
 
 class Drivers:
-    """The driver of a job over its lives, with the next one's session always made ahead."""
+    """The drivers of a job, one after the other. The next one's session is created in advance."""
 
     driver: Driver
 
@@ -229,20 +231,20 @@ class Drivers:
         return made
 
     def go(self, word: str = "run") -> Driver:
-        """Put the next driver in charge."""
+        """Start the next driver."""
         self.driver = self._next or self._start()
         self._next = self._start() if self._ahead and word == "run" else None
         self.driver.go(word)
         return self.driver
 
     def close(self) -> None:
-        """Leave no process behind."""
-        for each in self._all:
-            each.kill()
+        """Kill all driver processes."""
+        for driver in self._all:
+            driver.kill()
 
 
 def await_first_commits(driver: Driver, streams: list[Stream]) -> None:
-    """Spark itself does not start again when its very first offset file was half written."""
+    """Wait, because Spark cannot restart with a half-written first offset file."""
 
     def done() -> bool:
         return driver.ended() or all(stream.committed() >= 0 for stream in streams)
@@ -252,7 +254,7 @@ def await_first_commits(driver: Driver, streams: list[Stream]) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to kill: up to ``late`` seconds after something about a query grew."""
+    """A moment to kill: up to ``late`` seconds after a number of the query has grown."""
 
     name: str
     sees: Callable[[Stream], int] | None
@@ -262,12 +264,12 @@ class Moment:
         if self.sees is not None:
             sees = self.sees
             goal = sees(stream) + rng.randint(1, 3)
-            # On a machine that is too busy to get there the kill comes anyway.
+            # If the machine is too busy to reach the moment, kill anyway.
             until = time.monotonic() + SOON_S
             while not driver.ended() and sees(stream) < goal and time.monotonic() < until:
                 time.sleep(0.002)
         time.sleep(rng.random() * self.late)
-        assert not driver.ended(), f"the driver ended by itself: {driver.errors()}"
+        assert not driver.ended(), f"the driver ended before the kill: {driver.errors()}"
 
 
 MOMENTS = (
@@ -283,7 +285,7 @@ MOMENTS = (
 
 
 def check_sinks(sqlite: Stream, parquet: list[str], end: int) -> None:
-    """Both have all transactions of the writer once, and in order."""
+    """Check that both sinks have all transactions of the writer once and in order."""
     expected = values("writer", end)
     rows = sorted(sqlite.rows(), key=lambda row: row[1:])
     assert [value for value, *_ in rows] == expected

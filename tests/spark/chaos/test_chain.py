@@ -1,4 +1,4 @@
-"""Buffer to Spark to buffer to Spark, and the same with topics: drivers and writers are killed."""
+"""Buffer to Spark to buffer to Spark, also with topics, while drivers and writers are killed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ pytestmark = pytest.mark.slow
 LIVES = max(3, KILLS // 4)
 TOPIC_KILLS = max(2, KILLS // 8)
 PARTITIONS = 4 if TOPIC_KILLS < 8 else 16
-"""16 in the night, when there is time for more kills."""
+"""Kills of drivers; 16 at night."""
 
 
 def kill_all(jobs: list[Drivers], writer: Writer, kills: int, rng: random.Random) -> int:
-    """Kill drivers in turn, each at the points where a micro-batch is half done or just done.
+    """Kill drivers in turn, when a micro-batch is half done or just done, and the writer as often.
 
-    The writer is killed as often. Returns how many transactions there are at the end.
+    Returns:
+        The number of transactions at the end.
     """
     for drivers in jobs:
         drivers.go()
@@ -50,7 +51,7 @@ def kill_all(jobs: list[Drivers], writer: Writer, kills: int, rng: random.Random
         writer.kill_again()
         count += 1
         repeats += queries[0].planned() > queries[0].committed()
-        # A machine may be too fast or too slow for each of a few: one must count.
+        # A machine may be too fast or too slow for some kills, but one must hit.
         if count >= kills and repeats:
             break
         assert count < 10 * kills, "no kill came in the middle of a micro-batch"
@@ -75,9 +76,9 @@ def test_every_record_once_at_the_end_of_a_chain(java: str, tmp_path: Path) -> N
             drivers.close()
         with closing(Drivers(Job([front, back], java), tmp_path, "last", ahead=False)) as last:
             last.go("drain").finish()
-        # A micro-batch of the front is written by two tasks; between them there is no order.
+        # Two tasks write a micro-batch of the front, without an order between them.
         assert sorted(value for value, *_ in back.rows()) == sorted(values("writer", end))
-        assert [manifest(each.store).entry_count for each in (front, back)] == [0, 0]
+        assert [manifest(query.store).entry_count for query in (front, back)] == [0, 0]
 
 
 def undecided_in(store: str) -> int:
@@ -94,9 +95,9 @@ def test_every_transaction_is_whole_at_the_end_of_a_chain_of_topics(
     ends = tmp_path / "topic-1", tmp_path / "topic-2"
     front = Stream.make(tmp_path, "front", "topic", *ends)
     back = Stream.make(tmp_path, "back", "sqlite", ends[1])
-    for each in (front, back):
-        each.options["maxBatchesPerTrigger"] = str(10 * PARTITIONS)
-        Topic.create(each.store, PARTITIONS)
+    for query in (front, back):
+        query.options["maxBatchesPerTrigger"] = str(10 * PARTITIONS)
+        Topic.create(query.store, PARTITIONS)
     publisher = Writer(
         "chaos",
         front.store,

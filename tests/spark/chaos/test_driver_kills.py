@@ -1,4 +1,4 @@
-"""Drivers killed with kill -9 at random moments: every record once in each of three sinks."""
+"""Drivers are killed at random moments: each of three sinks gets every record once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_every_record_once_in_parquet_sqlite_and_a_buffer_after_many_kills(
             driver = drivers.go()
             if not hit:
                 await_first_commits(driver, streams)
-            # One kill at least must come between the two commits: SQLite's leave time for it.
+            # At least one kill must hit between the two commits. SQLite's commit leaves time for
+            # it.
             between = hit["in the sink, not committed"] == 0 and moment is SINK_COMMIT
             moment.await_in(driver, sqlite if between else rng.choice(streams), rng)
             driver.kill()
@@ -60,7 +61,7 @@ def test_every_record_once_in_parquet_sqlite_and_a_buffer_after_many_kills(
             if hit["kill"] in restarts:
                 writing.kill_again()
             if not moments and not hit["in the sink, not committed"]:
-                # The machine was too slow for the moment that counts: it is tried again.
+                # The machine was too slow for the important moment, so try it again.
                 assert hit["kill"] < 2 * LIVES, "no kill came between the two commits"
                 moments.append(SINK_COMMIT)
         end = writing.kill_last(3)
@@ -71,7 +72,7 @@ def test_every_record_once_in_parquet_sqlite_and_a_buffer_after_many_kills(
         for stream in streams:
             assert stream is buffer or manifest(stream.store).entry_count == 0
             assert stream.planned() == stream.committed() == stream.sunk()
-        # It is no proof if the kills never came between the steps of a micro-batch.
+        # The test proves nothing if no kill hit between the steps of a micro-batch.
         print(f"{dict(hit)}, {writing.kills} kills of the producer, {end} transactions")
         assert hit["planned, not committed"] >= max(1, LIVES // 6)
         assert hit["in the sink, not committed"] >= max(1, LIVES // 30)

@@ -1,4 +1,4 @@
-"""Python workers killed in the middle of tasks: Spark repeats the task, the output is the same."""
+"""Python workers are killed in the middle of tasks: Spark repeats the task with the same output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENOUGH_KILLS, ENOUGH_LOST = 20, 8
 
 
 def expected() -> list[str]:
-    # Long enough to fill the pipe: a worker that reads has to wait for the one that is slow.
+    # Long enough to fill the pipe, so that a reading worker must wait for a slow one.
     return [f"{b}.{k} {'-' * 2000}" for b in range(BATCHES) for k in range(RECORDS_EACH)]
 
 
@@ -36,11 +36,11 @@ def test_every_record_once_after_kills_of_workers(java: str, tmp_path: Path) -> 
     for stream in streams:
         batches = (records[n : n + RECORDS_EACH] for n in range(0, len(records), RECORDS_EACH))
         produce(stream.store, batches)
-    # A task may fail eight times; a query whose planning process dies is started again.
+    # A task may fail eight times. A query whose planning process dies is restarted.
     job = Job(streams, java, master="local[2,8]", restarts=40)
     with closing(Drivers(job, tmp_path, ahead=False)) as drivers, seeded("CHAOS_SEED") as rng:
         driver = drivers.go("drain")
-        # Not while Spark searches for formats, which it does once: it would not find this one.
+        # Not while Spark searches for formats, which it does once: it would not find ours.
         wait_for(lambda: driver.ended() or parquet.planned() >= 0, "the first micro-batch")
         kills = kill_workers(driver, rng)
         assert driver.finish() == expected()
@@ -54,9 +54,10 @@ def test_every_record_once_after_kills_of_workers(java: str, tmp_path: Path) -> 
 
 
 def kill_workers(driver: Driver, rng: random.Random) -> int:
-    """Kill one Python process of the driver after the other; returns how many.
+    """Kill Python processes of the driver until enough of them ran a task.
 
-    Until enough of them ran a task: many only wait for one.
+    Returns:
+        The number of kills. Many processes only wait for a task.
     """
     kills = 0
     until = time.monotonic() + PATIENCE_S
@@ -77,24 +78,26 @@ def lost_tasks(driver: Driver) -> int:
 
 
 def arguments_below(pid: int) -> dict[psutil.Process, list[str]]:
-    """Command lines of the living processes below one."""
+    """Return the command lines of the living descendants of a process."""
     found = {}
-    for each in psutil.Process(pid).children(recursive=True):
+    for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            found[each] = each.cmdline()
+            found[child] = child.cmdline()
     return found
 
 
 def choose(found: dict[psutil.Process, list[str]], rng: random.Random) -> list[psutil.Process]:
-    """Mostly a worker that runs tasks; sometimes any that serves Spark, or the one that plans."""
-    serving = [each for each, words in found.items() if "pyspark.daemon" in words]
-    daemons = {each.pid for each in serving}
+    """Choose mostly a worker with a task, sometimes another worker or the planning process."""
+    serving = [process for process, words in found.items() if "pyspark.daemon" in words]
+    daemons = {worker.pid for worker in serving}
     kind = rng.choices(("task", "any", "plan"), (18, 1, 1))[0]
     if kind == "plan":
-        victims = [each for each, words in found.items() if "streaming_source_runner" in str(words)]
+        victims = [
+            process for process, words in found.items() if "streaming_source_runner" in str(words)
+        ]
     elif kind == "any":
         victims = serving
-    else:  # forked by the one that waits for work
-        workers = [each for each in serving if found[each][-1] == "pyspark.worker"]
-        victims = [each for each in workers if each.ppid() in daemons]
+    else:  # forked by the process that waits for work
+        workers = [worker for worker in serving if found[worker][-1] == "pyspark.worker"]
+        victims = [worker for worker in workers if worker.ppid() in daemons]
     return rng.sample(victims, min(1, len(victims)))

@@ -1,4 +1,4 @@
-"""A driver that was replaced and does not know it: it acknowledges nothing and spoils nothing."""
+"""A zombie driver, which does not know that it was replaced, acknowledges and damages nothing."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ REASONS = (
     "Race while writing batch",
     "its object does not exist",
 )
-"""A zombie ends by the queue, by Spark's logs, by the file sink's, or because what it was reading
-was acknowledged by its successor and collected."""
+"""A zombie ends because of the queue, Spark's logs, the file sink's log, or because its successor
+has acknowledged the batches that it was reading and the collector has deleted them."""
 
 
 def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
     java: str, tmp_path: Path
 ) -> None:
-    """With the very checkpoint their successor uses, in the middle of anything."""
+    """They use the same checkpoint as their successor, and are suspended at any moment."""
     parquet = Stream.make(tmp_path, "files", "parquet", tmp_path / "queue-1")
     sqlite = Stream.make(tmp_path, "database", "sqlite", tmp_path / "queue-2")
     streams = [parquet, sqlite]
@@ -54,7 +54,8 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
                 zombie.stop()
             planned = {stream: stream.planned() for stream in streams}
             successor = drivers.go()
-            # Past the zombie for good: what it planned is finished, and the next begun.
+            # Definitely past the zombie: its planned micro-batch is finished, and the next has
+            # begun.
             wait_for(lambda: is_past(successor, planned), "the successor's progress")  # noqa: B023
             assert not successor.ended(), successor.errors()
             zombie.resume()
@@ -70,5 +71,5 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
 
 
 def is_past(driver: Driver, planned: dict[Stream, int]) -> bool:
-    """Whether a driver finished a micro-batch behind those; or ended."""
+    """Return whether a driver has finished a micro-batch after those, or has ended."""
     return driver.ended() or all(stream.committed() > batch for stream, batch in planned.items())

@@ -1,7 +1,7 @@
-"""A driver process with streaming queries: until it is killed, or through what is queued.
+"""A driver process with streaming queries, which run until it is killed or drain their queues.
 
-Argument: the job, as JSON; see ``Job`` in processes.py. Prints ``ready`` once there is a session
-and waits for a word: ``run`` for queries without end, ``drain`` for Trigger.AvailableNow.
+Argument: the job as JSON; see ``Job`` in processes.py. The process prints ``ready`` once it has a
+session, and waits for a word: ``run`` for endless queries, ``drain`` for Trigger.AvailableNow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
-        # In a life of some micro-batches generated code costs more to compile than it saves.
+        # Within a few micro-batches, generated code costs more to compile than it saves.
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     )
@@ -50,15 +50,15 @@ def main() -> None:
 
 
 def show(spark: SparkSession, query: dict[str, Any]) -> None:
-    """Print the values in a Parquet sink, as a list: only what its log has, as Spark reads it."""
+    """Print the values that Spark reads from a Parquet sink, according to its log, as a list."""
     if query["kind"] == "parquet":
         files = spark.read.parquet(query["out"]).orderBy("sequence", "index")
         print(json.dumps([row["value"] for row in files.select("value").collect()]), flush=True)
 
 
 NOT_OURS = (LATE, "Task serialization failed: java.lang.IllegalStateException: Illegal size")
-"""Ends that Spark brings about alone. The other one: two queries in one session change a
-collection of the JVM while a task that refers to it is serialized; seen once in some 100 runs."""
+"""Failures of Spark itself. The second one happens if two queries in one session change a
+collection of the JVM while a task that refers to it is serialized, about once in 100 runs."""
 
 
 def is_ours(error: Exception) -> bool:
@@ -66,10 +66,10 @@ def is_ours(error: Exception) -> bool:
 
 
 def run(spark: SparkSession, queries: list[dict[str, Any]]) -> None:
-    running = [start(spark, query) for query in queries]
+    running = [start(spark, settings) for settings in queries]
     while True:
-        for index, each in enumerate(running):
-            error = each.exception()
+        for index, query in enumerate(running):
+            error = query.exception()
             if error is not None:
                 if is_ours(error):
                     raise error
@@ -104,7 +104,7 @@ def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = F
 
 
 def queue(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
-    """What is in a buffer."""
+    """Read a buffer."""
     return (
         spark.readStream.format("opendata-buffer")
         .schema("value STRING, sequence BIGINT, index INT")
@@ -114,13 +114,13 @@ def queue(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
 
 
 def lines(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
-    """Lines of text files, each file a micro-batch that two tasks write."""
+    """Read lines of text files. Each file is a micro-batch that two tasks write."""
     reader = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1)
     return reader.text(query["store"]).repartition(2)
 
 
 def drain(spark: SparkSession, query: dict[str, Any], restarts: int) -> None:
-    """Through what is queued; a query whose Python processes were killed is started again."""
+    """Drain the queues. Restart a query whose Python processes were killed."""
     while True:
         try:
             until_done(
@@ -136,7 +136,7 @@ def drain(spark: SparkSession, query: dict[str, Any], restarts: int) -> None:
 
 
 def paused(seconds: float) -> Any:
-    """A Python function of one column that takes its time."""
+    """Return a slow Python function of one column."""
 
     def same(value: str) -> str:
         time.sleep(seconds)
@@ -146,9 +146,9 @@ def paused(seconds: float) -> Any:
 
 
 class SqliteSink:
-    """Rows and the micro-batch's id in one transaction; a micro-batch that is there is not redone.
+    """Writes rows and the micro-batch's id in one transaction, and skips a known micro-batch.
 
-    The database makes the same of two drivers that live at the same time.
+    This also works with two drivers at the same time.
     """
 
     def __init__(self, path: str) -> None:
@@ -163,7 +163,7 @@ class SqliteSink:
                 database.executemany("insert into rows values (?, ?, ?)", rows)
                 database.execute("insert into batches values (?)", (batch_id,))
             database.execute("commit")
-        # Time to be killed between this commit and the one of Spark, which a sink has to survive.
+        # Time to be killed between this commit and Spark's commit, which a sink must survive.
         time.sleep(0.2)
 
 

@@ -1,8 +1,8 @@
-"""Publishes numbered transactions into a topic until killed; prints each that it committed.
+"""Publish numbered transactions into a topic until killed, and print each committed number.
 
-A record is ``<number>/<attempt>/<k>``: a writer that is killed between a commit and its line
-publishes the number again, as another attempt. Arguments: as those of ``worker_produce``, with one
-store.
+A record is ``<number>/<attempt>/<k>``. A writer that is killed between a commit and its line
+publishes the number again, as another attempt. The arguments are those of ``worker_produce``, with
+one store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
         for number in range(int(first), int(end)):
             records = [f"{number}/{os.getpid()}/{k}".encode() for k in range(RECORDS_EACH)]
             for part in range(PARTS):
-                # In several calls, and slowly, so that a kill cuts transactions in the middle.
+                # In several calls, and slowly, so that a kill interrupts transactions.
                 publisher.publish_uncommitted(
                     records[part::PARTS], keys=records[part::PARTS], partitioner=rendezvous
                 )

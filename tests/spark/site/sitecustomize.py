@@ -1,18 +1,18 @@
-"""Python processes that Spark starts load the installed pyspark, which is compiled.
+"""Let Python processes that Spark starts load the installed pyspark, which is compiled.
 
-Spark puts its own zip of pyspark before everything else, and that has sources only: each process
-would compile them anew, which takes twice the time of all the rest of its start.
+Spark puts its own zip of pyspark before everything else. The zip only has sources, which every
+process would compile again. That takes twice the time of the rest of its start.
 
-And a worker walks after each task through all that it ever imported, to collect garbage. What was
-looked at once is not looked at again.
+After each task, a worker also collects garbage among all objects that it ever imported. Freezing
+these objects after their first collection avoids that.
 """
 
 import gc
 import sys
 from importlib.util import find_spec
 
-# What Spark is distributed with beside pip has no other pyspark than the zip.
-_others = [each for each in sys.path if not each.endswith(("/pyspark.zip", "-src.zip"))]
+# A Spark that was not installed with pip has no pyspark except the zip.
+_others = [folder for folder in sys.path if not folder.endswith(("/pyspark.zip", "-src.zip"))]
 _all, sys.path[:] = sys.path[:], _others
 if find_spec("pyspark") is None or find_spec("py4j") is None:
     sys.path[:] = _all
