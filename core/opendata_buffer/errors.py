@@ -70,7 +70,7 @@ class OpenDataBufferError(Exception):
 
     @property
     def hints(self) -> tuple[Hint, ...]:
-        """What the caller can do, as data."""
+        """The remedies, as data."""
         return tuple(part for part in self.args if isinstance(part, Hint))
 
     def text(self, surface: Surface) -> str:
@@ -302,7 +302,7 @@ class CorruptData(DataError):
         """Return the error for data that exceeds a limit.
 
         Args:
-            problem: What is too large.
+            problem: A text that says which data is too large.
             limit: The limit in bytes.
         """
         error = cls(problem)

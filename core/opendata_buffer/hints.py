@@ -1,4 +1,4 @@
-"""Hints as data: what a caller can do about an error, in the words of the place that shows it.
+"""Hints: the remedies of errors as data, in the words of the place that shows them.
 
 The problem: the same error may reach a Python program, a command line, or a Spark query, and the
 remedy has another name in each. To wait longer, a program sets ``timeout_ms``, and a command takes
@@ -123,7 +123,7 @@ class Texts(NamedTuple):
 
 
 class Action(Enum):
-    """What a caller can do about an error, with its text on each surface."""
+    """A remedy, with its text on each surface."""
 
     # ---- Manifests
     REPAIR_MANIFEST = Texts(
@@ -205,6 +205,8 @@ class Action(Enum):
         "{queue} {readers[0]} --to-earliest'.",
         shell="To accept the loss, run 'opendata-buffer readers reset {queue} {readers[0]} "
         "--to-earliest'.",
+        spark="To accept the loss, run 'opendata-buffer readers reset {queue} {readers[0]} "
+        "--to-earliest'.",
     )
     READ_FROM_EARLIEST = Texts(
         "Read with startingOffsets 'earliest', or set failOnDataLoss to false."
@@ -239,6 +241,7 @@ class Action(Enum):
     HOLD_CLAIM_LONGER = Texts(
         "Raise claim_timeout_ms, or see what kept the worker from running.",
         shell="Raise --claim-timeout-ms, or see what kept the worker from running.",
+        spark="Raise the timeout of claims, or see what kept the worker from running.",
     )
 
     # ---- Producers
@@ -467,6 +470,7 @@ class Action(Enum):
     FORCE = Texts(
         "To do it anyway, pass force=True.",
         shell="To do it anyway, give --force.",
+        spark="To do it anyway, use the command line with its option force.",
     )
 
     # ---- Stores
@@ -602,7 +606,7 @@ class Message(str):
 
     @property
     def hints(self) -> tuple[Hint, ...]:
-        """What the reader of the message can do, as data."""
+        """The remedies in the message."""
         return tuple(part for part in self.parts if isinstance(part, Hint))
 
     def at(self, queue: QueueName) -> Message:

@@ -8,6 +8,7 @@ import pytest
 
 from opendata_buffer import errors
 from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.hints import Action, Hint, QueueName, Surface
 
 EXAMPLES: list[OpenDataBufferError] = [
     errors.InvalidInput("bad"),
@@ -106,3 +107,42 @@ def test_every_error_survives_pickling_with_its_values(error: OpenDataBufferErro
 def test_messages_name_the_values_and_the_fix(error: Exception, words: list[str]) -> None:
     for word in words:
         assert word in str(error)
+
+
+def test_an_error_has_a_problem_and_hints_and_shows_both() -> None:
+    error = errors.Conflict("ingest/manifest", 12, 60.0)
+    assert error.hints == (Hint(Action.LET_FEWER_WRITE),)
+    assert "timeout" not in error.problem
+    assert error.problem.endswith("Nothing was written")
+    assert str(error) == f"{error.problem}. {error.hints[0]}"
+    assert error.text(Surface.SHELL) == str(error).replace("timeout_ms", "--timeout-ms")
+
+
+def test_an_error_is_shown_in_the_words_of_its_surface_also_after_pickling() -> None:
+    error = errors.ClaimLost(7)
+    error.surface = Surface.SHELL
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error), errors.copied(error)):
+        assert "--claim-timeout-ms" in str(other)
+    assert "--" not in str(errors.ClaimLost(7))
+
+
+def test_the_caller_that_knows_the_queue_completes_the_command() -> None:
+    error = errors.BatchMissing(3, "ingest/x.batch", "gone")
+    assert "skip STORE 3'" in error.text(Surface.SHELL)
+    queue = QueueName("s3://bucket", "p/manifest", (("data_path_prefix", "p"),))
+    named = error.at(queue)
+    assert named is error
+    assert "'opendata-buffer skip s3://bucket --data-path-prefix p 3'" in named.text(Surface.SHELL)
+    assert "skip(3)" in str(named)
+
+
+def test_an_action_is_added_to_an_error_once() -> None:
+    error = errors.QueueReset("went backwards").add(Hint(Action.ACCEPT_LOSS))
+    assert error.add(Hint(Action.ACCEPT_LOSS)).hints == (Hint(Action.ACCEPT_LOSS),)
+
+
+def test_a_failed_flush_repeats_the_hints_of_its_cause() -> None:
+    cause = errors.Conflict("m", 12, 60.0)
+    error = errors.FlushFailed(2, cause.problem, hints=cause.hints)
+    assert [hint.action for hint in error.hints] == [Action.LET_FEWER_WRITE, Action.PRODUCE_AGAIN]
+    assert "--timeout-ms" in error.text(Surface.SHELL)

@@ -58,13 +58,14 @@ import logging
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from opendata_buffer import errors
 from opendata_buffer.config import check_reader_name
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, is_confined, is_ulid
 from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.hints import Action, Hint, Part, QueueName, Setting, Surface, render
 from opendata_buffer.runtime import Moment, Runtime, deadline
 from opendata_buffer.stores.base import Store, read_bytes
 
@@ -554,7 +555,7 @@ def moment_of(clock: Any) -> Moment:
 
 
 def error_body(error: BaseException) -> Body:
-    """Return an error as a message carries it: its name, its text, and its values."""
+    """Return an error as a message carries it: its name, text and values, and its text in parts."""
     name = type(error).__name__
     if not isinstance(error, errors.OpenDataBufferError) or name not in errors.__all__:
         return {"name": "OpenDataBufferError", "text": f"{name}: {error}", "values": {}}
@@ -563,7 +564,8 @@ def error_body(error: BaseException) -> Body:
         for key, value in vars(error).items()
         if not key.startswith("_") and _plain(value)
     }
-    return {"name": name, "text": str(error), "values": values}
+    parts = [_part_body(part) for part in error.args]
+    return {"name": name, "text": str(error), "values": values, "parts": parts}
 
 
 def error_of(body: Any) -> errors.OpenDataBufferError:
@@ -584,11 +586,48 @@ def error_of(body: Any) -> errors.OpenDataBufferError:
         ):
             kind: type[errors.OpenDataBufferError] = getattr(errors, name)
             error = kind.__new__(kind)
-            error.args = (text,)
+            error.args = _parts_of(body.get("parts")) or (text,)
             for key, value in values.items():
                 error.__dict__[key] = tuple(value) if isinstance(value, list) else value
             return error
     raise ProtocolError("a broker reports an error in an unknown form")
+
+
+def _part_body(part: object) -> str | Body:
+    """Return a part of an error's text as a message carries it."""
+    if isinstance(part, Setting):
+        return {"setting": part.name}
+    if isinstance(part, Hint):
+        values = asdict(part)
+        del values["action"]
+        return {"hint": part.action.name, "values": values}
+    return str(part)
+
+
+def _parts_of(body: Any) -> tuple[Part, ...]:
+    """Read the parts of an error's text; none if one of them is not known to this release."""
+    try:
+        parts = tuple(map(_part_of, body))
+        for surface in Surface:
+            render(parts, surface)  # fails if a value has another type than the texts expect
+    except (TypeError, ValueError, LookupError, AttributeError):
+        return ()
+    return parts
+
+
+def _part_of(body: Any) -> Part:
+    match body:
+        case str(text):
+            return text
+        case {"setting": str(name)}:
+            return Setting(name)
+        case {"hint": str(name), "values": {"queue": queue, "readers": readers, **values}}:
+            if queue is not None:
+                options = tuple((setting, value) for setting, value in queue["options"])
+                queue = QueueName(queue["store"], queue["manifest_path"], options)
+            others: dict[str, Any] = {str(field): value for field, value in values.items()}
+            return Hint(Action[name], queue, readers=tuple(readers), **others)
+    raise ValueError("a part of an error has an unknown form")
 
 
 def _plain(value: object) -> bool:

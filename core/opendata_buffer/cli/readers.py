@@ -250,7 +250,11 @@ def reset(
     """
     names = ("to_earliest", "to_latest", "to_datetime", "by_duration", "shift_by", "to_sequence")
     flags = {each: f"--{each.replace('_', '-')}" for each in names}
-    chosen = {each: value for each in names if (value := given.pop(each)) not in (None, False)}
+    values = {each: given.pop(each) for each in names}
+    # A sequence of 0 is equal to False, and is given nevertheless.
+    chosen = {
+        each: value for each, value in values.items() if value is not None and value is not False
+    }
     if len(chosen) != 1:
         raise click.UsageError(f"give one of {', '.join(flags.values())}")
     ((kind, value),) = chosen.items()

@@ -27,6 +27,7 @@ from opendata_buffer.broker.protocol import (
 )
 from opendata_buffer.errors import CommitStateUnknown, Conflict, OpenDataBufferError, QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.hints import QueueName, Setting, Surface
 from opendata_buffer.runtime import Moment
 
 ENTRIES = (
@@ -126,6 +127,10 @@ def test_any_json_is_parsed_or_refused(body: dict[str, Any], error: Any) -> None
         CommitStateUnknown("ingest/manifest", 4, ("a", "b"), 9, "reason"),
         errors.TransientStorageError("did not answer"),
         errors.QueueReset("went backwards"),
+        errors.TransientStorageError("not within ", Setting("timeout_ms")),
+        errors.Fenced("ingest/manifest", 7, 8).at(
+            QueueName("s3://b", "m", (("manifest_path", "m"), ("anonymous", True)))
+        ),
     ],
 )
 def test_an_error_of_the_queue_arrives_with_its_type_and_values(error: OpenDataBufferError) -> None:
@@ -133,6 +138,26 @@ def test_an_error_of_the_queue_arrives_with_its_type_and_values(error: OpenDataB
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
+    assert found.hints == error.hints
+    for surface in Surface:
+        assert found.text(surface) == error.text(surface)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        None,
+        7,
+        [7],
+        [{"hint": "AN_ACTION_OF_A_LATER_RELEASE", "values": {"queue": None, "readers": []}}],
+        [{"hint": "RESTORE_POSITION", "values": {"queue": None, "readers": []}}],
+        [{"hint": "INSPECT", "values": {"queue": {"store": "s3://b"}, "readers": []}}],
+        [{"hint": "INSPECT", "values": {"queue": None, "readers": [], "new_field": 1}}],
+    ],
+)
+def test_an_error_with_parts_that_are_not_known_arrives_as_text(parts: object) -> None:
+    body = {"name": "QueueReset", "text": "went backwards", "values": {}, "parts": parts}
+    assert error_of(body).args == ("went backwards",)
 
 
 def test_requests_out_of_bounds_are_clamped_or_refused() -> None:

@@ -46,7 +46,7 @@ class Place:
 
     def run(self, *words: str) -> str:
         """What a command prints, given the options."""
-        at = 2 if words[0] == "topic" else 1
+        at = 2 if words[0] in ("readers", "topic") else 1
         result = run(*words[:at], self.url, *words[at:], *self.words)
         return result.stdout + result.stderr
 

@@ -405,6 +405,14 @@ def test_partitions_count_separately_so_a_sequence_takes_one_of_them(url: str) -
 # ---- consume
 
 
+def test_a_reader_is_set_to_the_first_sequence_of_a_log(url: str) -> None:
+    ok("produce", url, stdin=b"a\nb\n")
+    ok("readers", "enable", url, "--yes")
+    ok("readers", "reset", url, "billing", "--to-latest")
+    ok("readers", "reset", url, "billing", "--to-sequence", "0")
+    assert json_of("readers", "describe", url, "billing")["next_sequence"] == 0
+
+
 def test_consume_with_a_reader_looks_and_with_ack_reads_as_it(url: str) -> None:
     log_of(url, 40, "--retention", "7d")
     assert records("consume", url, "--ack", "--reader", "x", "--max-batches", "3") == numbers(0, 3)
