@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["DefaultSource", "register"]
 
 _NO_TABLE = (
-    "an opendata-buffer is no table of a catalog, as CREATE TABLE ... USING and saveAsTable make "
-    "it: Spark passes its options to no query. To read use CREATE TEMPORARY VIEW name "
+    "an opendata-buffer is not a table of a catalog, as CREATE TABLE ... USING and saveAsTable "
+    "make it: Spark passes its options to no query. To read use CREATE TEMPORARY VIEW name "
     "USING `opendata-buffer` OPTIONS (path '...') or "
     "spark.read.format('opendata-buffer').load('...'), to write "
     "df.write.format('opendata-buffer').mode('append').save('...')"

@@ -415,10 +415,10 @@ class QueueConfig:
             if name in names:
                 continue
             if name in _INSTEAD:
-                raise InvalidInput(f"{name} is no setting any more: {_INSTEAD[name]}")
+                raise InvalidInput(f"setting {name!r} was removed: {_INSTEAD[name]}")
             if isinstance(fixed := getattr(cls, name, None), int):
-                raise InvalidInput(f"{name} is no setting any more, it is {fixed}: leave it out")
-            raise InvalidInput(f"{name} is no setting: use {', '.join(names)}")
+                raise InvalidInput(f"setting {name!r} was removed, it is {fixed}: leave it out")
+            raise InvalidInput(f"unknown setting {name!r}: use {', '.join(names)}")
         return object.__new__(cls)
 
     @classmethod

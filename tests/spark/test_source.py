@@ -245,7 +245,7 @@ def test_a_corrupt_batch_is_quarantined_and_the_query_continues(query: Query, st
 def test_sql_reads_a_view_of_a_queue_and_makes_no_table(spark: SparkSession, store: str) -> None:
     produce(store, numbered(0, 3))
     using = f"USING `opendata-buffer` OPTIONS (path '{store}')"
-    advice = r"no table of a catalog.* use CREATE TEMPORARY VIEW name USING `opendata-buffer`"
+    advice = r"not a table of a catalog.* use CREATE TEMPORARY VIEW name USING `opendata-buffer`"
     with pytest.raises(Exception, match=advice):
         spark.sql(f"CREATE TABLE queued {using}")
     # With given columns, Spark does not ask the source before the first query.

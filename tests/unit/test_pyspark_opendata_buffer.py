@@ -27,7 +27,7 @@ def test_a_table_of_a_catalog_is_refused_and_names_what_works(tmp_path: Path) ->
         lambda: read.writer(StructType(), False),
         lambda: read.streamReader(StructType()).initialOffset(),
     ):
-        with pytest.raises(InvalidInput, match=r"no table of a catalog.*CREATE TEMPORARY VIEW"):
+        with pytest.raises(InvalidInput, match=r"not a table of a catalog.*CREATE TEMPORARY VIEW"):
             call()
 
 

@@ -69,7 +69,7 @@ REPAIRED_BY = {
     Kind.UNREADABLE: "is copied to the quarantine and skipped",
     Kind.OWNER: "is saved next to it, and the data prefix is given to this queue",
     Kind.REPEATED: "is copied to the quarantine and skipped: the first entry delivers the object",
-    Kind.INDEX: "is made anew of the segments that are there, and keeps everything for 100 years",
+    Kind.INDEX: "is built again from the existing segments, and keeps everything for 100 years",
     Kind.OLD_INDEX: "is rebuilt from the segments and positions that are there, with the settings "
     "of the old copy, which is saved next to it",
     Kind.CLAIMS: "is saved next to it and removed: every batch in the queue is handed out again",

@@ -79,8 +79,8 @@ def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
     """
     if 0 in (given.get("retention_ms"), given.get("retention_bytes")):
         raise InvalidInput(
-            "a retention of 0 is none: use 'none', which keeps a batch until all readers have "
-            "acknowledged it, or a time such as 7d, or a size such as 500GB"
+            "a retention of 0 keeps nothing: use 'none', which keeps a batch until all readers "
+            "have acknowledged it, or a time such as 7d, or a size such as 500GB"
         )
     if (given.get("reader_expiry_ms") or LEAST_EXPIRY_MS) < LEAST_EXPIRY_MS:
         raise InvalidInput(

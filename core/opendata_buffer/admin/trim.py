@@ -228,7 +228,9 @@ def check_unqueued(queue: Target, location: str) -> str:
     parsed = parse_location(location, prefix)
     manifest = _view(queue)
     if parsed is None:
-        raise InvalidInput(f"{location!r} is no name of a batch in {prefix!r}: give the whole key")
+        raise InvalidInput(
+            f"{location!r} is not the name of a batch in {prefix!r}: give the whole key"
+        )
     if (sequence := _find(manifest, location, manifest.first_sequence)) is not None:
         raise InvalidInput(f"{location!r} is queued as sequence {sequence}, and delivered from it")
     handle = FetchHandle.of(queue.config, store=queue.store, runtime=runtime)
@@ -353,7 +355,7 @@ class Start:
             at = datetime.fromisoformat(text)
         except ValueError:
             raise InvalidInput(
-                f"{text!r} is no place in a queue: use {EARLIEST}, {LATEST}, a sequence such as "
+                f"invalid position {text!r}: use {EARLIEST}, {LATEST}, a sequence such as "
                 "42, or a time such as 2026-01-31T03:00:00Z"
             ) from None
         if at.tzinfo is None:

@@ -684,9 +684,9 @@ class Dispatcher:
                 log.warning("hands out no more batches: %s", error)
             self._fenced = error
         elif isinstance(error, errors.OpenDataBufferError):
-            log.warning("the dispatcher begins anew: %s", error)
+            log.warning("the dispatcher starts again: %s", error)
         else:
-            log.error("the dispatcher begins anew", exc_info=error)
+            log.error("the dispatcher starts again", exc_info=error)
         body = error_body(error)
         for request in requests:
             request.respond("failed", error=body)

@@ -56,8 +56,9 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
 @options.text(
     "--listen",
     "HOST:PORT",
-    "Where clients connect; port 0 takes a free one, host 0.0.0.0 all interfaces. Default: a "
-    "free port of this machine's address, or of the loopback for a queue in a directory.",
+    "The address to listen on. Port 0 means a free port, and host 0.0.0.0 all interfaces. "
+    "Default: a free port of this machine's address, or of the loopback address for a queue in a "
+    "directory.",
     callback=_address,
 )
 @options.text(
@@ -142,19 +143,19 @@ def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:
 @options.number(
     "--claim-timeout-ms",
     60_000,
-    "After so long without a heartbeat of this process, other workers get its batches.",
+    "If this process sends no heartbeat for this time, other workers get its batches.",
 )
 @options.number(
     "--max-deliveries",
     5,
-    "A batch that failed so often goes to the quarantine; 0 retries for ever.",
+    "Number of failures after which a batch goes to the quarantine; 0 retries forever.",
     least=0,
 )
 @click.option(
     "--broker",
     type=click.Choice(["auto", "host"]),
     default="host",
-    help="host: be the queue's broker while there is none; auto: wait for one.",
+    help="host: be the queue's broker unless another process is; auto: wait for a broker.",
 )
 @options.framing
 @options.create_if_missing

@@ -61,7 +61,7 @@ POLL_S = 0.5  # Seconds between two reads of an empty queue, with ``--follow``.
 @options.flag(
     "--json as_json",
     "Print each record as a line of JSON, with partition, sequence, index, time, location, "
-    "metadata and value; bytes that are no UTF-8 are in metadata_base64 and value_base64.",
+    "metadata and value. Bytes that are not UTF-8 are in metadata_base64 and value_base64.",
 )
 @options.text(
     "--from from_",
@@ -71,13 +71,17 @@ POLL_S = 0.5  # Seconds between two reads of an empty queue, with ``--follow``.
 )
 @click.option("--max-batches", type=options.NATURAL, metavar="N", help="Stop after N batches.")
 @options.flag("--follow", "Wait for more when the queue is empty.")
-@options.flag("--ack", "Take: claim the queue, acknowledge what was written, collect garbage.")
+@options.flag(
+    "--ack",
+    "Become the consumer: claim the queue, acknowledge the batches that were "
+    "written, and collect garbage.",
+)
 @click.option(
     "--reader",
     metavar="NAME",
     default="",
     show_default=False,
-    help="Begin where this reader of a log is; with --ack, read as this reader.",
+    help="Begin at the position of this reader of a log; with --ack, read as this reader.",
 )
 @options.create_if_missing
 @options.yes
@@ -96,17 +100,19 @@ def consume(
 ) -> None:
     """Write the records of the queue to stdout, by default one line each.
 
-    Only looks: nothing changes in the queue, and its consumer is not disturbed. With --ack it is
-    the consumer: it fences another one, and asks before where one seems to run. Batches leave the
-    queue after their records are written: after a crash some may be written again. Ends when
-    everything is read. The last line on stderr, also after Ctrl-C, is JSON: "records" and "batches"
-    are numbers, "bytes" is the size of the records, "last_sequence" that of the last batch written.
+    Without --ack nothing changes in the queue, and its consumer is not disturbed. With --ack the
+    command becomes the consumer: it fences the present one, and asks first if one seems to run.
+    Batches leave the queue after their records are written, so after a crash some may be written
+    again. The command ends when it has read everything. Its last line on stderr, also after Ctrl-C,
+    is JSON: "records" and "batches" are numbers, "bytes" is the size of the records, and
+    "last_sequence" is the sequence of the last batch written.
 
-    Of a topic all partitions are read, each in its order, and only committed transactions.
-    "last_sequences" is by partition then, and --json shows the partition.
+    For a topic it reads all partitions, each in its order, and only committed transactions. Then
+    "last_sequences" has one sequence for each partition, and --json shows the partition.
 
-    Of a log it writes what the log keeps. With --reader it begins where that reader is; with --ack,
-    too, it is that reader: a name that is new begins with the oldest batch that is kept.
+    For a log it writes everything that the log keeps. With --reader it begins at the position of
+    that reader. With --reader and --ack it is that reader, and a new name begins with the oldest
+    batch that is kept.
     """
     options.refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
     reader_name = queue["reader"]

@@ -102,13 +102,13 @@ def _option(name: str, metavar: str | None, help_text: str, *, env: bool = False
 
 
 _STORAGE = [
-    _option("--endpoint-url", "URL", "Another endpoint than the cloud's own."),
+    _option("--endpoint-url", "URL", "An endpoint other than the cloud's own."),
     _option("--region", "NAME", "AWS region. Default: the AWS chain's."),
     _option("--profile", "NAME", "AWS profile: region, keys or role of the files in ~/.aws."),
     _option("--role-arn", "ARN", "AWS role to assume. Its credentials are renewed.", env=True),
-    _option("--external-id", "TEXT", "External id, where that role requires one.", env=True),
-    _option("--session-name", "TEXT", "Session name in that role's log.", env=True),
-    _option("--anonymous", None, "Send no credentials: for a public bucket.", env=True),
+    _option("--external-id", "TEXT", "External id, if the role requires one.", env=True),
+    _option("--session-name", "TEXT", "Session name of the role in AWS's logs.", env=True),
+    _option("--anonymous", None, "Send no credentials, to read a public bucket.", env=True),
 ]
 
 REACH_STORE = {each.name for each in fields(StoreOptions)}
@@ -280,13 +280,13 @@ store_argument = click.argument(
 
 queue = _options(
     store_argument,
-    text("--data-path-prefix", "PREFIX", "Where the batches are. Default: ingest."),
-    text("--manifest-path", "KEY", "The manifest. Default: <data-path-prefix>/manifest."),
-    text("--partition", "NAME", "The queue is this partition of a topic: its name or its number."),
+    text("--data-path-prefix", "PREFIX", "Prefix of the batches. Default: ingest."),
+    text("--manifest-path", "KEY", "Key of the manifest. Default: <data-path-prefix>/manifest."),
+    text("--partition", "NAME", "Use this partition of a topic, by its name or number."),
 )
 
 create_if_missing = flag(
-    "--create-if-missing", "Create the queue if there is none: to start before its producers."
+    "--create-if-missing", "Create the queue if it does not exist, to start before its producers."
 )
 
 framing = click.option(
@@ -332,7 +332,7 @@ def duration_ms(text: str) -> int:
     """
     found = _DURATION.fullmatch(text)
     if found is None or not any(found.groups()):
-        raise InvalidInput(f"{text!r} is no duration: use one such as 7d, 12h, 90m or 1d12h")
+        raise InvalidInput(f"invalid duration {text!r}: use one such as 7d, 12h, 90m or 1d12h")
     counts = [int(each or 0) for each in found.groups()]
     return sum(map(mul, counts, (86_400_000, 3_600_000, 60_000, 1_000)))
 
@@ -354,7 +354,7 @@ def size_bytes(text: str) -> int:
     """
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise InvalidInput(f"{text!r} is no size: use one such as 500GB, 64MiB or 1000")
+        raise InvalidInput(f"invalid size {text!r}: use one such as 500GB, 64MiB or 1000")
     count, unit, binary = found.groups()
     power = " KMGTP".index(unit.upper()) if unit else 0
     return int(count) * int((1024 if binary else 1000) ** power)

@@ -60,16 +60,16 @@ _JSON_FACTOR = 6
     "--partitioner",
     type=click.Choice(["modulo", "rendezvous"]),
     default="modulo",
-    help="For a topic: how keys are mapped to partitions; the same for all its producers.",
+    help="For a topic: how keys are mapped to partitions. Use the same one for all its producers.",
 )
-@options.number("--flush-interval-ms", 100, "Age of its oldest record at which a batch is written.")
-@options.number("--flush-size-bytes", 64 * MIB, "Size at which a batch is written sooner.")
+@options.number("--flush-interval-ms", 100, "Write a batch when its oldest record has this age.")
+@options.number("--flush-size-bytes", 64 * MIB, "Write a batch earlier when it has this size.")
 @click.option(
     "--broker",
     type=click.Choice(["auto", "host", "off"]),
     default="auto",
-    help="auto: append through the queue's broker if there is one; host: be the broker while there "
-    "is none; off: append without a broker.",
+    help="auto: append through the queue's broker if it has one; host: be the broker unless "
+    "another process is; off: append without a broker.",
 )
 @options.flag(
     "--recreate",
@@ -246,7 +246,7 @@ class JsonRecords:
 
     def _invalid(self, reason: str) -> InvalidInput:
         return InvalidInput(
-            f"line {self.lines} is no record as 'consume --json' prints it: {reason}. Use "
+            f"line {self.lines} is not a record as 'consume --json' prints it: {reason}. Use "
             '{"value": "text"} or {"value_base64": "..."}, with "metadata" if you like; records '
             "that are JSON themselves go through --framing ndjson."
         )

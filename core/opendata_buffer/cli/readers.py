@@ -55,7 +55,7 @@ V1_WARNING = (
 def readers() -> None:
     """List, set and delete the named readers of a log, or make a log of a queue.
 
-    Each reader of a log reads everything, with a position of its own. Of a topic, a command works
+    Each reader of a log reads everything, with a position of its own. For a topic, a command works
     on all partitions, or on one with --partition.
     """
 
@@ -65,20 +65,22 @@ def readers() -> None:
 @options.text(
     "--retention",
     "DURATION",
-    "Keep batches for so long although all readers have acknowledged them, such as 7d; 'none' "
-    "keeps none. Default: none, or as it is.",
+    "Keep batches for at least this time, such as 7d, even after every reader has acknowledged "
+    "them; 'none' does not keep them longer. Default: none for a new log, unchanged for an "
+    "existing one.",
 )
 @options.text(
     "--retention-bytes",
     "SIZE",
-    "Keep so many bytes of batches although all readers have acknowledged them, such as "
-    "500GB; 'none' keeps none. With --retention, too, the one counts that keeps less. Default: "
-    "none, or as it is.",
+    "Keep at least this many bytes of batches, such as 500GB, even after every reader has "
+    "acknowledged them; 'none' does not keep them longer. If --retention is given too, the limit "
+    "that keeps less applies. Default: none for a new log, unchanged for an existing one.",
 )
 @options.text(
     "--reader-expiry",
     "DURATION",
-    "A reader that did not move for so long holds nothing. Default: 7d, or as it is.",
+    "If a reader does not move for this time, no batches are kept for it any more. Default: 7d "
+    "for a new log, unchanged for an existing one.",
 )
 @options.yes
 @options.as_json
@@ -95,9 +97,10 @@ def enable(
 ) -> None:
     """Make a log of a queue, or change how long a log keeps batches.
 
-    Of a topic, of each partition. Nothing that is queued is lost: a reader that is new begins with
-    the oldest batch. Asks first, because no consumer without a reader's name can read it then.
-    Where a partition of a topic lacks a reader that others have, the reader is registered there.
+    For a topic this applies to each partition. Nothing that is queued is lost: a new reader begins
+    with the oldest batch. Asks first, because a consumer without a reader's name can no longer read
+    the queue. If a partition of a topic lacks a reader that others have, the command registers the
+    reader there.
     """
     given = _limits(retention, retention_bytes, reader_expiry)
     target = target_of(runtime, queue)
@@ -231,22 +234,26 @@ def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> 
 @options.queue
 @click.argument("name")
 @options.flag("--to-earliest", "To the oldest batch that is kept.")
-@options.flag("--to-latest", "To the end: only what is produced after this.")
-@options.text("--to-datetime", "TIME", "To a time such as 2026-01-31T03:00:00Z; UTC without zone.")
-@options.text("--by-duration", "DURATION", "To so long before now, such as 6h.")
-@click.option("--shift-by", type=int, metavar="N", help="By N batches, backwards where negative.")
+@options.flag("--to-latest", "To the end: the reader gets only later batches.")
+@options.text(
+    "--to-datetime", "TIME", "To a time such as 2026-01-31T03:00:00Z; UTC without a zone."
+)
+@options.text("--by-duration", "DURATION", "To this time before now, such as 6h.")
+@click.option(
+    "--shift-by", type=int, metavar="N", help="By N batches; a negative number moves it back."
+)
 @click.option("--to-sequence", type=options.NATURAL, metavar="N", help="To a sequence.")
 @options.flag("--dry-run", "Only print the plan.")
-@options.flag("--force", "Also where a consumer runs by this name: it is fenced.")
+@options.flag("--force", "Do it even if a consumer runs under this name. The consumer is fenced.")
 @options.as_json
 @click.pass_obj
 def reset(
     runtime: Any, /, name: str, dry_run: bool, force: bool, as_json: bool, **given: Any
 ) -> None:
-    """Set one reader to another place; a new name is made.
+    """Move a reader to another position, or create a reader at a position.
 
-    Deletes nothing, and no other reader notices. What this reader passes by may be deleted as soon
-    as all others have acknowledged it, and the retention is over.
+    Deletes nothing, and does not affect other readers. Batches that this reader skips can be
+    deleted once all other readers have acknowledged them and the retention is over.
     """
     names = ("to_earliest", "to_latest", "to_datetime", "by_duration", "shift_by", "to_sequence")
     flags = {each: f"--{each.replace('_', '-')}" for each in names}
@@ -298,16 +305,16 @@ def reset(
 @readers.command(cls=Command)
 @options.queue
 @click.argument("name")
-@options.flag("--force", "Also where a consumer runs by this name.")
+@options.flag("--force", "Do it even if a consumer runs under this name.")
 @options.as_json
 @click.pass_obj
 def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any) -> None:
-    """Delete a reader: it holds nothing any more.
+    """Delete a reader, so that no batches are kept for it.
 
-    What only it had not read may be deleted then, once the retention is over. A consumer that
-    starts with the name again begins with the oldest batch that is kept. With --partition, the
-    reader is deleted there only: it stays a reader of the topic, 'status' warns that it is missing
-    from this partition, and 'readers enable' registers it there again.
+    Batches that only this reader had not read can then be deleted, once the retention is over. A
+    consumer that starts with the name again begins with the oldest batch that is kept. With
+    --partition, the reader is deleted only there: it stays a reader of the topic, 'status' warns
+    that it is missing from this partition, and 'readers enable' registers it there again.
     """
     target = target_of(runtime, queue)
     for partition in delete_reader(target, name, force=force):
@@ -330,7 +337,7 @@ def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
         return Start(value, since_ms=runtime.now_ms() - options.duration_ms(value))
     start = Start.parse(kind.removeprefix("to_") if value is True else str(value))
     if kind == "to_datetime" and start.since_ms is None:
-        raise InvalidInput(f"{value!r} is no time: use one such as 2026-01-31T03:00:00Z")
+        raise InvalidInput(f"invalid time {value!r}: use one such as 2026-01-31T03:00:00Z")
     return start
 
 

@@ -54,8 +54,8 @@ GO_ON = (
 @options.queue
 @options.flag(
     "--repair repair_found",
-    "Repair what is found: rebuild a manifest, skip batches that cannot be delivered. "
-    "Everything that is replaced is copied first. A sound manifest stays as it is.",
+    "Repair the problems: rebuild a manifest, and skip batches that cannot be delivered. Objects "
+    "are copied before they are replaced. A sound manifest stays unchanged.",
 )
 @options.flag("--dry-run", "With --repair: only print what would be done.")
 @options.yes
@@ -64,12 +64,12 @@ GO_ON = (
 def fsck(
     runtime: Any, /, repair_found: bool, dry_run: bool, yes: bool, as_json: bool, **queue: Any
 ) -> None:
-    """Check that every queued batch exists and decodes; exits 1 with a list if not.
+    """Check that every queued batch exists and decodes; exit with 1 and a list if not.
 
-    Prints a line for each problem and note, and how much was checked: the bytes of records, and
-    of their objects as stored. Of a topic all partitions are checked. Nothing is changed without
+    Prints a line for each problem and note, and the amount that was checked: the bytes of records,
+    and of their objects as stored. For a topic it checks all partitions. Changes nothing without
     --repair. Stop producers and consumers before a repair; a consumer that still reads is fenced.
-    With --json a line for each queue.
+    With --json prints a line for each queue.
     """
     if (dry_run or yes) and not repair_found:
         raise click.UsageError("--dry-run and --yes are about --repair: give that, too")
@@ -199,15 +199,15 @@ def _print_report(report: Report, where: str, *, every: bool = False) -> None:
 @command()
 @options.queue
 @click.argument("sequence", type=options.NATURAL)
-@options.flag("--force", "Skip the batch although it can be read.")
+@options.flag("--force", "Skip the batch even if it can be read.")
 @options.as_json
 @click.pass_obj
 def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: Any) -> None:
     """Skip the one batch that stops a queue.
 
-    SEQUENCE is the batch's, as fsck and errors show it. The batch is copied to the quarantine
-    first, and an empty one takes its place; all others are kept. Stop the queue's consumer or
-    Spark query before, and start it again afterwards: one that still runs is fenced.
+    SEQUENCE is the sequence of the batch, as fsck and errors show it. The command copies the batch
+    to the quarantine and puts an empty one in its place; all others stay. Stop the queue's consumer
+    or Spark query first, and start it again afterwards: one that still runs is fenced.
     """
     target = one_queue(runtime, queue, ConsumerConfig)
     report, epoch = skip_batch(target, sequence, force=force)
@@ -229,12 +229,12 @@ def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: An
 def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> None:
     """Produce batches again that were skipped, trimmed or are not queued.
 
-    They are appended to the queue. ID is as 'status' shows it. The copy must be readable; if it is
-    not, repair the object <data-path-prefix>/_quarantine/<ID>.object first. Of a batch whose object
-    was gone, the object itself is taken once it is back. Copy and report stay. Restoring a batch
-    again does nothing.
+    Appends them to the queue. ID is the id of a copy, as 'status' shows it. The copy must be
+    readable; if it is not, repair the object <data-path-prefix>/_quarantine/<ID>.object first. If
+    the object of a skipped batch was gone, the command uses the object itself once it is back. Copy
+    and report stay. Restoring a batch again does nothing.
 
-    LOCATION is the whole key of a batch object that is there and not queued. Asks first.
+    LOCATION is the whole key of a batch object that exists and is not queued. Asks first.
     """
     target = one_queue(runtime, queue, ConsumerConfig)
     for each in ids:
@@ -252,11 +252,13 @@ def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> N
     "--to",
     required=True,
     metavar="WHERE",
-    help="Where the queue shall begin: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
-    "without a zone), or 'latest', which deletes all that waits now.",
+    help="New beginning of the queue: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
+    "without a zone), or 'latest', which deletes all waiting batches.",
 )
 @click.option(
-    "--copy/--no-copy", default=True, help="Copy what is deleted to the quarantine first."
+    "--copy/--no-copy",
+    default=True,
+    help="Copy the batches to the quarantine before they are deleted.",
 )
 @options.flag("--dry-run", "Only print what would be deleted.")
 @options.yes
@@ -267,10 +269,10 @@ def trim(
 ) -> None:
     """Delete the batches before a sequence or a time.
 
-    Prints which they are, and asks. They are copied to the quarantine first: 'status' lists the
-    copies, 'restore' produces one again. Stop the queue's consumer or Spark query before: one that
-    still runs is fenced. In a topic, a time or 'latest' is for all partitions. With --json a line
-    for each queue.
+    Prints the batches and asks first. Copies them to the quarantine before it deletes them:
+    'status' lists the copies, and 'restore' produces one again. Stop the queue's consumer or Spark
+    query first, because one that still runs is fenced. In a topic, a time or 'latest' applies to
+    all partitions. With --json prints a line for each queue.
     """
     start = Start.parse(to)
     target = target_of(runtime, queue, ConsumerConfig)
@@ -344,8 +346,8 @@ def _change_grace_period(target: Target, grace_ms: int, yes: bool) -> None:
 @click.option(
     "--grace-period-ms",
     type=click.IntRange(min=1_000),
-    help="First change the queue's grace period, the least age of what is deleted, for all its "
-    "programs. A shorter one only while no producer and no sink runs.",
+    help="First change the queue's grace period for all its programs: younger objects are not "
+    "deleted. Shorten it only while no producer and no sink runs.",
 )
 @options.yes
 @options.as_json
@@ -361,9 +363,9 @@ def gc(
 ) -> None:
     """Delete the objects of consumed batches, once.
 
-    Of a topic, in all its partitions. A running consumer does this automatically, but not in
-    partitions that have left the topic. Refuses a data prefix of another queue, and a queue
-    without a manifest.
+    For a topic it works in all partitions. A running consumer does this automatically, but not in
+    partitions that have left the topic. Refuses a data prefix of another queue, and a queue without
+    a manifest.
     """
     target = target_of(runtime, queue, ConsumerConfig)
     if grace_period_ms is not None:

@@ -59,15 +59,16 @@ def status(
     max_backlog: int | None,
     **queue: Any,
 ) -> None:
-    """Show what is in the queue or the topic, and which consumer reads it.
+    """Show the state of a queue or a topic, and the consumer that reads it.
 
-    Also its open transactions, its broker and workers, and what was skipped or trimmed. Changes
-    nothing. The consumer that claimed the queue may have ended since. Sizes are those of stored
-    objects. With --json and --watch, one JSON object per line.
+    This includes open transactions, the broker and its workers, and batches that were skipped or
+    trimmed. Nothing is changed. The consumer that claimed the queue may have ended since then.
+    Sizes are those of stored objects. With --json and --watch, prints one JSON object per line.
 
-    With --max-lag or --max-backlog it is a probe: it only reads manifests, prints one line, and
-    exits 0 within the limits, 3 beyond them, 1 when it cannot find out. Both exit 1 where producers
-    and consumers are refused: the manifest was restored from an old copy, or is damaged.
+    With --max-lag or --max-backlog the command is a probe: it only reads manifests, prints one
+    line, and exits with 0 within the limits, 3 beyond them, and 1 if it cannot find out. Both exit
+    with 1 if producers and consumers are refused, because the manifest was restored from an old
+    copy or is damaged.
     """
     target = target_of(runtime, queue)
     if max_lag is not None or max_backlog is not None:
@@ -151,8 +152,9 @@ def dump(runtime: Any, /, key: str | None, **queue: Any) -> None:
     """Print the manifest or a batch as JSON.
 
     KEY is the whole key of a batch object, as the manifest, errors and 'consume --json' show it.
-    Without KEY it is the manifest; so is a KEY that begins with the manifest's, such as the copy
-    that a repair leaves, and a segment of a log. What need not be text is in base64.
+    Without KEY the command prints the manifest. If KEY begins with the manifest's key, such as that
+    of a copy that a repair leaves, or is a segment of a log, it is printed as a manifest. Bytes
+    that may not be text are in base64.
     """
     target = one_queue(runtime, queue, ConsumerConfig)
     key = target.config.manifest_path if key is None else key

@@ -157,7 +157,7 @@ def status_table(status: Status) -> Table:
         rows.append(("claims", _claims(status.claims)))
     if status.quarantined:
         count = plural(status.quarantined, "batch")
-        rows.append(("quarantine", f"{count} skipped or trimmed, kept until somebody deletes them"))
+        rows.append(("quarantine", f"{count} skipped or trimmed, kept until someone deletes them"))
     rows += [("", _skipped(each)) for each in status.quarantine]
     rows += [("note", each) for each in status.notes]
     return name_value_table(status.store, rows)

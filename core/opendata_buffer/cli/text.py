@@ -66,7 +66,9 @@ def confirm(what: str, yes: bool) -> None:
     if yes:
         return
     if not is_interactive():
-        raise Failure(f"{what}. Standard input is no terminal to ask on: give --yes to do it")
+        raise Failure(
+            f"{what}. Standard input is not a terminal, so no one can answer: give --yes to do it"
+        )
     click.confirm(f"{what}. Go on?", abort=True, err=True)
 
 

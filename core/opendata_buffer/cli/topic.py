@@ -26,7 +26,11 @@ def topic() -> None:
 
 
 _total = click.option(
-    "--partitions", type=options.POSITIVE, required=True, metavar="N", help="How many in total."
+    "--partitions",
+    type=options.POSITIVE,
+    required=True,
+    metavar="N",
+    help="Total number of active partitions.",
 )
 
 
@@ -62,9 +66,9 @@ def expand(runtime: Any, /, partitions: int, **store: Any) -> None:
 def drain(runtime: Any, /, partition: str, **store: Any) -> None:
     """Stop writes to PARTITION; it leaves the topic when it is empty.
 
-    PARTITION is its name or its number. Its consumer removes it when it has read everything, a
-    minute after this at the earliest: producers finish what they have begun. Where no consumer
-    runs, run the command again.
+    PARTITION is its name or its number. Its consumer removes it after it has read everything, but
+    not within the first minute, because producers finish their writes. If no consumer runs, run the
+    command again.
     """
     opened = Topic.open(_config(runtime, store), runtime=runtime)
     name = partition_named(partition, opened)
@@ -86,8 +90,8 @@ def _config(runtime: Any, store: dict[str, Any]) -> Any:
 @click.argument("producer")
 @options.flag(
     "--force",
-    "Also end one that is younger than 15 minutes, or has no name: make sure that no process "
-    "applies its intents.",
+    "Also end a transaction that is younger than 15 minutes or has no name. Make sure that no "
+    "process applies its intents.",
 )
 @options.as_json
 @click.pass_obj

@@ -821,7 +821,7 @@ class ContiguousRun:
         """
         if sequence not in self._done:
             raise errors.InvalidInput(
-                f"sequence {sequence} is not awaited: it is no batch of this run"
+                f"sequence {sequence} is not awaited: it does not belong to this run"
             )
         self._done[sequence] = True
         ended = list(takewhile(self._done.__getitem__, self._done))

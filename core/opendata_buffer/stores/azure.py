@@ -270,7 +270,7 @@ def blob_host(host: str) -> str:
     name, dot, rest = host.partition(".")
     service, _, domain = rest.partition(".")
     if not name or not dot or service not in ("dfs", "blob") or not domain or ":" in host:
-        raise InvalidInput(f"{host!r} is no host of an Azure storage account: use {_URL}")
+        raise InvalidInput(f"{host!r} is not a host of an Azure storage account: use {_URL}")
     return f"{name}.blob.{domain}"
 
 

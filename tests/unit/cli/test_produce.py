@@ -215,7 +215,7 @@ def test_json_brings_value_and_metadata_as_text_or_base64() -> None:
 )
 def test_a_line_that_is_no_record_is_reported_by_its_number(line: bytes, why: str) -> None:
     error = error_of(JsonRecords().runs([b'{"value": "a"}', line]))
-    assert error.startswith("line 2 is no record")
+    assert error.startswith("line 2 is not a record")
     assert why in error
 
 

@@ -71,8 +71,8 @@ def test_repair_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> N
     result = run("fsck", url, "--repair")
     assert result.exit_code == 1
     assert (
-        "3 problems of 'ingest' will be repaired. Standard input is no terminal to ask on: give"
-        in (result.stderr)
+        "3 problems of 'ingest' will be repaired. Standard input is not a terminal, so no one can "
+        "answer: give" in (result.stderr)
     )
     assert run("fsck", url, "--yes").exit_code == 2
     assert store.list("").objects == before
@@ -161,7 +161,7 @@ def test_what_is_no_unqueued_batch_is_not_enqueued(url: str, store: MemoryStore)
     before = store.list("").objects
     for location, says in (
         (manifest_of(store).locations()[0], "is queued as sequence 0"),
-        ("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", "is no name of a batch in 'ingest'"),
+        ("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", "is not the name of a batch in 'ingest'"),
         ("ingest/01J5T4R3KXBMZ7QV9N2WG8YDHQ.batch", "its object does not exist"),
         (garbage, "cannot be enqueued: "),
         (young, "its producer may still enqueue it"),
@@ -232,7 +232,9 @@ def test_trim_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> Non
     ]
     said = run("trim", url, "--to", "1").stderr
     assert said.startswith("ingest: 1 batch, sequences 0 to 0\nerror: 1 batch of ")
-    assert "will be deleted, copied to the quarantine first. Standard input is no terminal" in said
+    assert (
+        "will be deleted, copied to the quarantine first. Standard input is not a terminal" in said
+    )
     said = run("trim", url, "--to", "1", "--no-copy").stderr
     assert "NOT copied: the garbage collector deletes their objects once they are older" in said
     assert store.list("").objects == before

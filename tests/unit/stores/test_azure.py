@@ -182,7 +182,9 @@ def account_key_of(client: object) -> tuple[str, str]:
 
 @pytest.mark.parametrize("host", ["", "account", "account.dfs", "a.queue.core.x", "a.dfs.x:80"])
 def test_a_host_of_no_account_is_refused(host: str) -> None:
-    with pytest.raises(InvalidInput, match="is no host of an Azure storage account: use abfss://"):
+    with pytest.raises(
+        InvalidInput, match="is not a host of an Azure storage account: use abfss://"
+    ):
         blob_host(host)
 
 

@@ -110,7 +110,7 @@ def test_what_is_no_text_is_refused() -> None:
         ("az://me@container", "carries credentials"),
         ("abfs://c/root", "unknown scheme 'abfs': did you mean 'abfss'"),
         ("abfss://container/root", "lacks an account: use abfss://container@account"),
-        ("abfss://c@account/root", "'account' is no host of an Azure storage account"),
+        ("abfss://c@account/root", "'account' is not a host of an Azure storage account"),
         ("gs://bucket/a//b", "root of the store"),
         ("https://bucket.s3.amazonaws.com/root", "unknown scheme 'https'"),
         ("s3:bucket", "lacks '//'"),
