@@ -136,7 +136,9 @@ def test_a_query_that_misses_nothing_is_not_warned(
     batch(source.run(), end)
     source.run().commit(end)
     assert source.queued == []
-    batch(source.run(), end)  # the restart of a query that has read everything
+    batch(
+        source.run(), end
+    )  # the restart of a query that has read everything everything everything everything
     batch(source.run(startingOffsets="latest"), None)
     batch(source.run(startingOffsets="3"), None)
     assert caplog.messages == []

@@ -333,30 +333,30 @@ def test_f53_a_query_is_told_what_its_reader_lost_in_a_partition_that_left(
     runtime: ManualRuntime, has_checkpoint: bool
 ) -> None:
     """A new checkpoint does not name the partition at all."""
-    world = SourceTopic(runtime, 2)
-    left, other = world.topic.description.names
+    source = SourceTopic(runtime, 2)
+    left, other = source.topic.description.names
     for name in (left, other):
-        become_log(world.store, Topic.config_of(name, CONFIG), runtime)
+        become_log(source.store, Topic.config_of(name, CONFIG), runtime)
 
     def start(reader: str, **options: str) -> tuple[MicroBatchStream, SourceOffset | None]:
-        return world.run(reader=reader, **options), saved.get(reader)
+        return source.run(reader=reader, **options), saved.get(reader)
 
     saved = dict[str, SourceOffset]()
     for reader in ("billing", "search"):
         driver, _ = start(reader)
         saved[reader] = committed_before(driver, None)
         driver.stop()
-    world.append(left, b"1", b"2")
+    source.append(left, b"1", b"2")
     runtime.advance(2 * DAY_MS / 1000)
-    world.topic.drain(left)
+    source.topic.drain(left)
     runtime.advance(2 * DRAIN_S)
     driver, position = start("search")
     for _ in range(3):
         position = committed_before(driver, position)
         for name in (left, other):
-            config = Topic.config_of(name, ConsumerConfig(store="/world"))
-            GarbageCollector(world.store, config, runtime=runtime).run_once()
-    topic = Topic.open(CONFIG, store=world.store, runtime=runtime)
+            config = Topic.config_of(name, ConsumerConfig(store="/queue"))
+            GarbageCollector(source.store, config, runtime=runtime).run_once()
+    topic = Topic.open(CONFIG, store=source.store, runtime=runtime)
     assert topic.description.names == [other], "the partition has left"
     if not has_checkpoint:
         del saved["billing"]
@@ -365,11 +365,11 @@ def test_f53_a_query_is_told_what_its_reader_lost_in_a_partition_that_left(
         committed_before(driver, position)
     driver.stop()
     driver, position = start("billing", failOnDataLoss="false")
-    world.append(other, b"3")
+    source.append(other, b"3")
     end = committed_before(driver, position)
     assert values_of(driver, position, end) == [b"3"]
     for value in (b"4", b"5"):
-        world.append(other, value)
+        source.append(other, value)
         end = committed_before(driver, end)
     assert topic.read().unread == {}
     assert [*end.partitions] == [other]

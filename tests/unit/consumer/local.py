@@ -1,4 +1,4 @@
-"""A queue whose producer is reduced to what a consumer sees of one."""
+"""A queue with a minimal producer, for tests of consumers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 
 
 class CountingStore(MemoryStore):
-    """Counts manifest writes, and fails what it is told to fail."""
+    """Counts manifest writes, and fails the reads that a test chooses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class LocalQueue:
         return made
 
     def produce(self, *records: bytes) -> list[str]:
-        """Queue a batch per record."""
+        """Queue one batch per record."""
         locations = [batch_key("ingest", self.runtime.ulid()) for _ in records]
         for location, record in zip(locations, records, strict=True):
             self.store.put(location, encode_batch([record]))

@@ -19,7 +19,7 @@ BATCH = ArrowBatch(
 )
 
 
-def test_records_become_rows_with_the_columns_that_are_named() -> None:
+def test_records_become_rows_with_the_requested_columns() -> None:
     schema = pa.schema(
         [("_index", pa.int32()), ("id", pa.int64()), ("_metadata", pa.string()),
          ("_ingestion_time", pa.timestamp("ms", "UTC")), ("_sequence", pa.int64()),
@@ -35,7 +35,7 @@ def test_records_become_rows_with_the_columns_that_are_named() -> None:
     assert last["_ingestion_time"] == datetime.datetime(1970, 1, 1, 0, 0, 2, tzinfo=datetime.UTC)
 
 
-def test_without_a_schema_it_is_inferred_from_the_records() -> None:
+def test_a_missing_schema_is_inferred_from_the_records() -> None:
     table = BATCH.to_table()
     assert table.schema.names == ["id", "name", "_corrupt_record"]
     assert table.schema.field("id").type == pa.int64()
@@ -43,7 +43,7 @@ def test_without_a_schema_it_is_inferred_from_the_records() -> None:
     assert table.column("_corrupt_record").to_pylist() == [None, '{"id":"x"}', None]
 
 
-def test_malformed_records_are_left_out_or_an_error() -> None:
+def test_malformed_records_are_dropped_or_an_error() -> None:
     schema = pa.schema([("id", pa.int64())])
     dropped = BATCH.to_table(schema, ValueOptions(mode="DROPMALFORMED"))
     assert dropped.column("id").to_pylist() == [1, 3]
@@ -51,7 +51,7 @@ def test_malformed_records_are_left_out_or_an_error() -> None:
         BATCH.to_table(schema, ValueOptions(mode="FAILFAST"))
 
 
-def test_lines_of_csv() -> None:
+def test_lines_of_csv_become_rows() -> None:
     lines = pa.array([b"1,a", b"2,b"], pa.binary())
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
     options = ValueOptions(format="csv")

@@ -1,4 +1,4 @@
-"""Reading a queue once, in order, whatever else happens to it."""
+"""Reading a queue once and in order, under faults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def queue() -> Iterator[LocalQueue]:
 # Starting
 
 
-def test_starting_creates_the_queue_only_where_that_is_asked_for(queue: LocalQueue) -> None:
+def test_starting_creates_the_queue_only_on_request(queue: LocalQueue) -> None:
     with pytest.raises(
         InvalidInput, match=r"no queue: .* or create it with create_if_missing=True"
     ):
@@ -56,7 +56,7 @@ def test_starting_creates_the_queue_only_where_that_is_asked_for(queue: LocalQue
 
 
 @pytest.mark.parametrize("form", [str, Position.of, lambda position: position.sequence])
-def test_starting_at_the_oldest_or_behind_a_position(
+def test_reading_starts_at_the_oldest_batch_or_after_a_position(
     queue: LocalQueue, form: Callable[[Position], Any]
 ) -> None:
     queue.produce(b"a", b"b", b"c")
@@ -68,11 +68,11 @@ def test_starting_at_the_oldest_or_behind_a_position(
     assert first.metadata == (Metadata(0, queue.runtime.now_ms(), b"m"),)
     resumed = queue.consumer(form(position))
     assert (resumed.position, resumed.epoch) == (position, 2)
-    assert queue.queued() == [1, 2], "dequeued at the start"
+    assert queue.queued() == [1, 2], "acknowledged batches are dequeued at the start"
     assert [batch.entries for batch in _drain(resumed)] == [[b"b"], [b"c"]]
 
 
-def test_f4_f27_a_position_beyond_the_queue_changes_nothing(queue: LocalQueue) -> None:
+def test_f4_f27_a_position_past_the_end_of_the_queue_changes_nothing(queue: LocalQueue) -> None:
     queue.produce(b"a", b"b")
     for position in (2, 3, 2**64 - 1):
         with pytest.raises(QueueReset, match=f"after sequence {position}: manifest .* ends at 1"):
@@ -95,7 +95,7 @@ def test_a_position_before_the_queue_is_data_loss_that_can_be_allowed(
     consumer.ack(3)
 
 
-# Reading one by one
+# Reading batches one by one
 
 
 def _drain(consumer: Consumer) -> Iterator[Any]:
@@ -103,7 +103,7 @@ def _drain(consumer: Consumer) -> Iterator[Any]:
         yield batch
 
 
-def test_acks_leave_the_manifest_every_so_many(queue: LocalQueue) -> None:
+def test_acknowledged_batches_are_dequeued_every_ack_interval(queue: LocalQueue) -> None:
     queue.produce(*(b"%d" % each for each in range(7)))
     consumer = queue.consumer(ack_interval=3)
     writes = queue.store.writes
@@ -115,7 +115,7 @@ def test_acks_leave_the_manifest_every_so_many(queue: LocalQueue) -> None:
     assert queue.queued() == []
     writes = queue.store.writes
     consumer.flush()
-    assert queue.store.writes == writes, "nothing new, nothing written"
+    assert queue.store.writes == writes, "without a new acknowledgement nothing is written"
 
 
 @pytest.mark.parametrize("method", ["ack", "ack_through"])
@@ -168,7 +168,7 @@ def test_f25_a_poison_batch_can_be_skipped_with_an_audit_record(
     assert queue.queued() == []
 
 
-def test_f25_skip_takes_nothing_that_is_not_queued(queue: LocalQueue) -> None:
+def test_f25_skip_refuses_a_sequence_that_is_not_queued(queue: LocalQueue) -> None:
     queue.produce(b"a")
     consumer = queue.consumer()
     for sequence in (1, 5):
@@ -183,7 +183,7 @@ def test_f25_skip_takes_nothing_that_is_not_queued(queue: LocalQueue) -> None:
 # Read-ahead
 
 
-def test_descriptors_come_in_order_from_one_read_and_fetch_nothing(queue: LocalQueue) -> None:
+def test_descriptors_come_in_order_from_one_read_without_a_fetch(queue: LocalQueue) -> None:
     locations = queue.produce(b"a", b"b", b"c")
     queue.store.delete_many(locations)
     consumer = queue.consumer()
@@ -195,7 +195,7 @@ def test_descriptors_come_in_order_from_one_read_and_fetch_nothing(queue: LocalQ
         consumer.next_descriptors(-1)
 
 
-def test_f4_a_position_of_a_queue_that_was_made_again_is_refused(queue: LocalQueue) -> None:
+def test_f4_a_position_of_a_queue_that_was_recreated_is_refused(queue: LocalQueue) -> None:
     queue.produce(*[b"old"] * 10)
     with queue.consumer() as consumer:
         assert consumer.position is None
@@ -204,7 +204,7 @@ def test_f4_a_position_of_a_queue_that_was_made_again_is_refused(queue: LocalQue
         saved = consumer.position
         assert saved == consumer.position_of(9)
     queue.store.delete_many([each.key for each in queue.store.list("").objects])
-    # Longer than the position: by sequences alone it looks like the same queue, gone on.
+    # The new queue is longer than the position, so by sequences alone it looks like the same queue.
     queue.produce(*[b"new"] * 12)
     for position in (saved, str(saved)):
         with pytest.raises(QueueReset, match=rf"cannot resume after {saved}: .* belongs to queue"):
@@ -223,7 +223,7 @@ def test_next_batch_and_descriptors_share_one_cursor(queue: LocalQueue) -> None:
     assert (second.sequence, consumer.fetch_descriptor(descriptor).entries) == (1, [b"a"])
 
 
-def test_a_consumer_of_a_topics_url_is_told_what_to_use_in_python(runtime: ManualRuntime) -> None:
+def test_the_error_about_a_topic_names_the_consumer_for_topics(runtime: ManualRuntime) -> None:
     store = MemoryStore()
     Topic.create("memory://x", 2, store=store, runtime=runtime)
     with pytest.raises(InvalidInput, match=r"Use TopicConsumer, or .*data_path_prefix") as caught:
@@ -231,10 +231,10 @@ def test_a_consumer_of_a_topics_url_is_told_what_to_use_in_python(runtime: Manua
     assert "--partition" not in str(caught.value)
 
 
-# Fences and damage
+# Fencing and damage
 
 
-def test_f8_a_fenced_consumer_learns_of_it_at_its_next_read(queue: LocalQueue) -> None:
+def test_f8_the_next_read_of_a_fenced_consumer_raises_an_error(queue: LocalQueue) -> None:
     queue.produce(b"a", b"b", b"c")
     zombie = queue.consumer(ack_interval=1)
     (descriptor,) = zombie.next_descriptors(1)
@@ -253,13 +253,13 @@ def test_f8_a_fenced_consumer_learns_of_it_at_its_next_read(queue: LocalQueue) -
             call()
         assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
     assert queue.queued() == [0, 1, 2]
-    # What was handed out can still be fetched: the target's own transaction must refuse it.
+    # Delivered batches can still be fetched. The transaction of the target must refuse them.
     assert zombie.fetch_handle().fetch(descriptor).entries == [b"a"]
     zombie.close()
 
 
 @pytest.mark.parametrize("earlier", [None, ZeroDivisionError])
-def test_f8_acks_that_wait_are_not_written_by_a_zombie(
+def test_f8_a_zombie_does_not_write_its_pending_acknowledgements(
     queue: LocalQueue, caplog: pytest.LogCaptureFixture, earlier: type[Exception] | None
 ) -> None:
     queue.produce(b"a")
@@ -273,7 +273,9 @@ def test_f8_acks_that_wait_are_not_written_by_a_zombie(
             if earlier is not None:
                 raise earlier
 
-    with pytest.raises(earlier or Fenced):  # the caller's error is not hidden by that of closing
+    with pytest.raises(
+        earlier or Fenced
+    ):  # an error of close does not hide the error of the caller
         use()
     said = "closing the Consumer after an error failed, too: consumer with epoch 1"
     assert (said in caplog.text) == (earlier is not None)
@@ -298,7 +300,7 @@ def test_f28_a_gap_before_the_cursor_is_data_loss(queue: LocalQueue, queued_firs
 # Closing
 
 
-def test_closing_writes_what_is_acknowledged(queue: LocalQueue) -> None:
+def test_close_writes_acknowledgements(queue: LocalQueue) -> None:
     queue.produce(b"a", b"b")
     with queue.consumer() as consumer:
         consumer.next_batch()
@@ -317,17 +319,17 @@ def test_closing_writes_what_is_acknowledged(queue: LocalQueue) -> None:
             call()
 
 
-# What operators see
+# Logs for operators
 
 
-# The collector beside
+# The collector of a consumer
 
 
 def _collectors() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name == "opendata-buffer-gc"}
 
 
-def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: LocalQueue) -> None:
+def test_the_collector_runs_and_stops_with_the_consumer(queue: LocalQueue) -> None:
     queue.produce(b"a")
     queue.write(queue.manifest().drop_through(0))
     orphan = batch_key("ingest", queue.runtime.ulid_at(queue.runtime.now_ms() - 3_600_000))
@@ -359,7 +361,7 @@ def test_close_writes_acknowledgements_before_it_waits_for_the_collector(
     assert queued == [[]]
 
 
-def test_f9_a_consumer_dropped_without_close_takes_its_collector_along() -> None:
+def test_f9_the_collector_of_a_garbage_collected_consumer_stops() -> None:
     queue = LocalQueue()
     consumer = queue.consumer(gc=GarbageCollectorConfig())
     queue.runtime.await_waits(1)
@@ -396,12 +398,12 @@ def test_a_consumer_that_loses_a_race_asks_a_broker_for_a_pause(moment: str) -> 
 # Cursors and positions
 
 
-def test_f26_first_ack_must_have_been_handed_out() -> None:
+def test_f26_the_first_acknowledged_batch_must_have_been_delivered() -> None:
     with pytest.raises(InvalidInput, match=r"ack sequence 3: it was not handed out\. Nothing can"):
         Cursors.at(0).ack(3)
 
 
-def test_f26_first_ack_must_be_contiguous() -> None:
+def test_f26_the_first_acknowledgement_must_be_contiguous() -> None:
     cursors = Cursors.at(0).hand_out(3)
     with pytest.raises(InvalidInput, match="cannot ack sequence 3: 0 comes first"):
         cursors.ack(3)
@@ -409,7 +411,7 @@ def test_f26_first_ack_must_be_contiguous() -> None:
 
 
 @pytest.mark.parametrize("sequence", [4, 2**63, 2**64])
-def test_f27_ack_through_stops_at_what_was_handed_out(sequence: int) -> None:
+def test_f27_ack_through_refuses_a_batch_that_was_not_delivered(sequence: int) -> None:
     cursors = Cursors.at(0).hand_out(3)
     with pytest.raises(InvalidInput, match=r"was not handed out\. Sequences 0 to 3 can"):
         cursors.ack_through(sequence)
@@ -417,27 +419,27 @@ def test_f27_ack_through_stops_at_what_was_handed_out(sequence: int) -> None:
 
 
 @pytest.mark.parametrize("sequence", [-1, 0, 2])
-def test_f27_ack_through_rejects_what_is_acknowledged(sequence: int) -> None:
+def test_f27_ack_through_refuses_an_acknowledged_batch(sequence: int) -> None:
     cursors = Cursors.at(0).hand_out(5).ack_through(2)
     with pytest.raises(InvalidInput, match="everything through 2 is acknowledged already"):
         cursors.ack_through(sequence)
 
 
-def test_ack_through_moves_over_everything() -> None:
+def test_ack_through_acknowledges_all_earlier_batches() -> None:
     cursors = Cursors.at(7).hand_out(9).ack_through(9)
     assert (cursors.last_acked, cursors.undequeued) == (9, 3)
     assert cursors.dequeued().undequeued == 0
-    assert cursors.hand_out(8).last_handed_out == 9, "nothing moves back"
+    assert cursors.hand_out(8).last_handed_out == 9, "the position does not move back"
 
 
-def test_f25_ack_passes_over_skipped_sequences() -> None:
+def test_f25_an_acknowledgement_passes_skipped_sequences() -> None:
     cursors = Cursors.at(0).hand_out(0).skip(1).hand_out(2).ack(0)
-    assert cursors.last_acked == 0, "a skipped entry leaves the queue with the next ack only"
+    assert cursors.last_acked == 0, "a skipped entry is dequeued only with the next acknowledgement"
     assert cursors.ack(2).last_acked == 2
     assert cursors.ack(2).skipped == frozenset()
 
 
-def test_f25_skip_takes_the_next_or_a_handed_out_sequence() -> None:
+def test_f25_skip_accepts_the_next_or_a_delivered_sequence() -> None:
     cursors = Cursors.at(0).hand_out(4).ack(0)
     assert cursors.skip(3).last_handed_out == 4
     assert cursors.skip(5).last_handed_out == 5
@@ -448,7 +450,7 @@ def test_f25_skip_takes_the_next_or_a_handed_out_sequence() -> None:
         Cursors.at(7).skip(8)
 
 
-def test_a_jump_drops_skipped_sequences_that_are_lost() -> None:
+def test_a_jump_forgets_skipped_sequences_that_are_lost() -> None:
     cursors = Cursors.at(0).hand_out(1).skip(1).jump(10)
     assert cursors == Cursors.at(10)
 
@@ -463,10 +465,10 @@ STATE = {"version": 1, "producers": {"0102": [1, 2, 3]}}
     "position",
     [Position(ID, 0), Position(ID, 2**63), Position("", 41), Position(ID, 2**63, 3, STATE)],
 )
-def test_a_position_prints_parses_and_pickles(position: Position) -> None:
+def test_a_position_can_be_printed_parsed_and_pickled(position: Position) -> None:
     assert str(Position(ID, 41)) == f"{ID}:41"
     assert Position.of(41) == Position("", 41)
-    old = f'{{"queue":"{ID}","sequence":41}}'  # as 0.1 printed that of a partition
+    old = f'{{"queue":"{ID}","sequence":41}}'  # as release 0.1 printed the position of a partition
     assert Position.parse(old) == Position(ID, 41)
     assert Position.parse(str(position)) == position
     assert pickle.loads(pickle.dumps(position)) == position
@@ -481,12 +483,12 @@ def test_a_position_prints_parses_and_pickles(position: Position) -> None:
         '{"queue":"a","sequence":1,"delivered":-1}', '{"queue":"a","sequence":1,"transactions":[]}',
     ],
 )  # fmt: skip
-def test_a_text_that_is_no_position_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="what str"):
         Position.parse(text)
 
 
 @pytest.mark.parametrize("given", [True, -1, 1.5, b"1"])
-def test_a_value_that_is_no_sequence_is_refused(given: object) -> None:
+def test_a_value_that_is_not_a_sequence_is_refused(given: object) -> None:
     with pytest.raises(InvalidInput, match="position is"):
         Position.of(given)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""One batch by its descriptor, in every form."""
+"""Fetching one batch by its descriptor, in every form."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_batch_carries_its_records_and_its_descriptor() -> None:
 
 @pytest.mark.parametrize("compression", list(Compression))
 @pytest.mark.parametrize("sizes", [[8] * 1000, [5000] * 1000, [8] * 5 + [5000] * 95 + [8] * 900])
-def test_records_come_array_by_array(
+def test_records_are_decoded_array_by_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: Compression, sizes: list[int]
 ) -> None:
     monkeypatch.setattr(arrow, "WHOLE_BYTES", 400_000)  # larger ones are read in parts
@@ -99,7 +99,7 @@ def test_a_large_file_is_read_while_it_is_decoded(
     pooled = handle.fetch_pooled(BatchDescriptor(7, LOCATION), retrying(ManualRuntime()))
     arrays = handle.records(pooled, 10_000).arrays
     found = [next(arrays), next(arrays)]
-    assert len(reads) == 5, "nothing of it, the footer, and two arrays, one of them twice"
+    assert len(reads) == 5, "reads of the footer and of two arrays, one of them twice"
     assert max(reads) < 12_000
     assert pa.concat_arrays([*found, *arrays]).to_pylist() == records
     arrays = handle.records(pooled, 10_000).arrays
@@ -132,13 +132,13 @@ def test_f25_an_unreadable_batch_names_sequence_and_location() -> None:
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-def test_f21_a_batch_beyond_the_cap_is_refused(compression: Compression) -> None:
+def test_f21_a_batch_above_the_limit_is_refused(compression: Compression) -> None:
     for way in _ways(_handle(_store(encode_batch([b"x" * 100_000], compression)))):
         with pytest.raises(BatchUnreadable):
             way(BatchDescriptor(7, LOCATION))
 
 
-def test_a_batch_at_the_cap_passes_also_when_compression_makes_it_larger() -> None:
+def test_a_batch_at_the_limit_is_accepted_even_if_compression_makes_it_larger() -> None:
     noise = bytes(range(256)) * 3 + bytes(252)
     for compression in Compression:
         handle = _handle(_store(encode_batch([noise], compression)))
@@ -166,7 +166,7 @@ def test_f23_a_location_outside_the_prefix_is_not_fetched(location: str) -> None
             way(BatchDescriptor(7, location))
 
 
-def test_any_name_below_the_prefix_is_fetched() -> None:
+def test_an_object_with_any_name_below_the_prefix_is_fetched() -> None:
     store = _store()
     run = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
     for location in (f"ingest/{run}/000000000000002a", "ingest/any/name"):
@@ -174,7 +174,7 @@ def test_any_name_below_the_prefix_is_fetched() -> None:
         assert _handle(store).fetch(BatchDescriptor(7, location)).entries == [b"x"]
 
 
-def test_a_handle_within_another_prefix_reads_there_and_nowhere_else() -> None:
+def test_a_handle_for_another_prefix_reads_only_there() -> None:
     store = _store()
     store.put("other/a.batch", read_bytes(store, LOCATION))
     handle = _handle(store)
@@ -185,7 +185,7 @@ def test_a_handle_within_another_prefix_reads_there_and_nowhere_else() -> None:
             each.fetch(BatchDescriptor(7, elsewhere))
 
 
-def test_a_handle_travels_by_the_url_of_its_store(
+def test_a_handle_is_pickled_with_the_url_of_its_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_store(str(tmp_path / "queue")).put(LOCATION, b"\0\0\0\0\0\x01\0")
@@ -197,7 +197,7 @@ def test_a_handle_travels_by_the_url_of_its_store(
     assert len(sent) < 2_000
 
 
-def test_a_handle_on_a_named_memory_store_travels_within_the_process() -> None:
+def test_a_handle_on_a_named_memory_store_can_be_pickled_within_the_process() -> None:
     store = MemoryStore.named("test_fetch")
     store.put(LOCATION, b"\0\0\0\0\0\x01\0")
     received = pickle.loads(pickle.dumps(_handle(store)))
@@ -220,7 +220,7 @@ def test_the_error_about_pickling_a_handle_on_a_private_store_has_the_reason() -
         (0, 0.031, 0.030, None),
     ],
 )
-def test_a_fetch_that_hardly_waits_shows_that_the_store_is_near(
+def test_a_fetch_that_hardly_waits_marks_the_store_as_near(
     size: int, waited: float, worked: float, near: bool | None
 ) -> None:
     adaptive = AdaptiveConcurrency()
@@ -240,7 +240,7 @@ VALUES = pa.array([b"ab", b""], pa.binary())
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_batches_travel_and_tell_their_size(
+def test_batches_can_be_pickled_and_know_their_size(
     value: ConsumedBatch | PooledBatch | ArrowBatch, nbytes: int
 ) -> None:
     assert pickle.loads(pickle.dumps(value)) == value

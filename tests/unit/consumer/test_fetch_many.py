@@ -1,4 +1,4 @@
-"""Many fetches at once: the order of results, the budget, errors, and whose thread it is."""
+"""Concurrent fetches: the order of results, the byte budget, errors, and threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _descriptors(count: int, size: int | None = 1) -> list[BatchDescriptor]:
 
 
 class Fetches:
-    """A fetch that ends when the test lets it, and counts what is under way."""
+    """A fetch function that records its calls and returns when the test allows it."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -65,7 +65,7 @@ class Fetches:
 
 
 class Far(AdaptiveConcurrency):
-    """A store that is far, however quick the fetches of a test are."""
+    """A store that counts as far, however fast the fetches of a test are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Far(AdaptiveConcurrency):
 
 
 def _taking(results: Iterator[Any]) -> tuple[threading.Thread, list[Any]]:
-    """A thread that takes the results, and those that it has taken."""
+    """Start a thread that takes the results, and return it with the list of taken results."""
     taken: list[Any] = []
     reader = threading.Thread(target=lambda: taken.extend(results))
     reader.start()
@@ -93,7 +93,7 @@ def _no_thread_leak() -> Iterator[None]:
     assert _fetch_threads() == 0
 
 
-def test_results_come_in_order_whatever_ends_first() -> None:
+def test_results_come_in_order_whichever_fetch_ends_first() -> None:
     fetches = Fetches()
     reader, taken = _taking(
         fetch_many(
@@ -113,7 +113,7 @@ def test_results_come_in_order_whatever_ends_first() -> None:
     assert [sequence for sequence, _ in taken] == [0, 1, 2, 3]
 
 
-def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
+def test_a_batch_above_the_limit_is_fetched_alone() -> None:
     fetches = Fetches()
     fetches.allow(0)
     results = fetch_many(
@@ -127,7 +127,9 @@ def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
 
 
 @pytest.mark.parametrize("known", [None, 10], ids=["none has ended", "an earlier read tells"])
-def test_unknown_sizes_count_as_the_largest_so_far_and_begin_with_one(known: int | None) -> None:
+def test_unknown_sizes_count_as_the_largest_size_so_far_starting_with_one_fetch(
+    known: int | None,
+) -> None:
     fetches, adaptive = Fetches(), Far()
     adaptive.largest = known
     reader, taken = _taking(
@@ -151,7 +153,7 @@ def test_unknown_sizes_count_as_the_largest_so_far_and_begin_with_one(known: int
 
 
 class Clock(SystemRuntime):
-    """Time that passes in fetches only."""
+    """A clock that moves only during fetches."""
 
     now = 0.0
 
@@ -159,7 +161,7 @@ class Clock(SystemRuntime):
         return self.now
 
 
-def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_option() -> None:
+def test_on_a_slow_store_more_than_sixteen_fetches_run_at_once_by_default() -> None:
     fetches, adaptive = Fetches(), Far()
     AdaptiveConcurrency.fetched(adaptive, 0, 0.060, 0.001)
     reader, _ = _taking(fetch_many(fetches, _descriptors(100), adaptive=adaptive))
@@ -171,10 +173,10 @@ def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_opti
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_of_a_near_store_the_caller_fetches_one_batch_at_a_time(
+def test_on_a_near_store_the_caller_fetches_one_batch_at_a_time(
     declared: bool, tmp_path: Path
 ) -> None:
-    """Decoding is no wait; nor is a busy machine, where the objects are its files."""
+    """Time spent on decoding or on a busy machine does not count as waiting for the store."""
 
     class Decoding(Clock):
         worked = 0.0
@@ -195,11 +197,11 @@ def test_of_a_near_store_the_caller_fetches_one_batch_at_a_time(
     handle.fetch_pooled = fetch  # type: ignore[method-assign]
     results = fetch_many(handle.fetch, _descriptors(50, None), runtime=clock)
     for number, _ in enumerate(results, start=1):
-        assert len(held) == number, "nothing is fetched ahead"
+        assert len(held) == number, "no batch is fetched ahead"
     assert len(held) == 50
 
 
-def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None:
+def test_threads_are_used_only_while_a_near_store_is_slow() -> None:
     clock, adaptive = Clock(), AdaptiveConcurrency()
     adaptive.near = True
     slow = {2, 3, 4, 5}
@@ -214,7 +216,7 @@ def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None
             clock.now += 1.0 if sequence in slow else 0.0
         return sequence
 
-    # One at a time ahead, so that it is certain who fetches what.
+    # Fetch one batch ahead, so that the test knows which thread fetches which batch.
     results = fetch_many(fetch, _descriptors(12), concurrency=1, runtime=clock, adaptive=adaptive)
     assert list(results) == list(range(12))
     assert by_caller[:4] == [0, 1, 2, 3]
@@ -223,7 +225,7 @@ def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None
     assert adaptive.near
 
 
-def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
+def test_an_error_is_raised_in_order_and_starts_no_further_fetch() -> None:
     fetches = Fetches()
     fetches.allow(*range(10))
     begun: list[int] = []
@@ -243,7 +245,7 @@ def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
         next(results)
 
 
-def test_threads_that_started_end_when_one_does_not_start() -> None:
+def test_started_threads_end_if_another_one_cannot_start() -> None:
     class FewThreads(SystemRuntime):
         left = 1
 
@@ -253,7 +255,7 @@ def test_threads_that_started_end_when_one_does_not_start() -> None:
             self.left -= 1
             return super().spawn(target, name)
 
-    # Two bytes fit: the threads would wait for room that nobody makes.
+    # Two bytes fit, so the threads would wait for room that is never made.
     descriptors = [BatchDescriptor(n, "x", size=1) for n in range(10)]
     results = fetch_many(
         lambda each: each.sequence,
@@ -268,7 +270,7 @@ def test_threads_that_started_end_when_one_does_not_start() -> None:
 
 
 class Collecting(SystemRuntime):
-    """Its threads collect garbage while they hold a lock, as any allocation there may."""
+    """Collects garbage while a lock is held, as any allocation may."""
 
     armed = False
 
@@ -286,7 +288,7 @@ class Collecting(SystemRuntime):
 
 
 class Dropped:
-    """Holds results, and is garbage that only the collector finds."""
+    """Holds results in a reference cycle, which only the garbage collector frees."""
 
     def __init__(self, results: Iterator[bytes]) -> None:
         self.results = results
@@ -295,7 +297,7 @@ class Dropped:
 
 @pytest.fixture
 def _quick_collections() -> Iterator[None]:
-    """Collections look at objects of this test only, not at all that those before it left."""
+    """Freeze older objects, so that collections look only at objects of this test."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -304,7 +306,7 @@ def _quick_collections() -> Iterator[None]:
 @pytest.mark.parametrize("where", ["in a fetch", "with the lock held"])
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("_quick_collections")
-def test_results_that_one_of_their_own_threads_collects_as_garbage_end_the_threads(
+def test_threads_end_when_one_of_them_garbage_collects_their_results(
     where: str,
 ) -> None:
     runtime, fetches = Collecting(), Fetches()
@@ -336,7 +338,7 @@ def test_results_that_one_of_their_own_threads_collects_as_garbage_end_the_threa
     assert collected_by == ["opendata-buffer-fetch"]
 
 
-def test_nothing_begins_before_the_first_result_is_asked_for() -> None:
+def test_no_fetch_starts_before_the_first_result_is_requested() -> None:
     fetches = Fetches()
     fetch_many(fetches, _descriptors(3)).close()
     assert fetches.begun == []
@@ -351,7 +353,7 @@ def test_one_descriptor_needs_no_thread() -> None:
 
 
 class Handle(FetchHandle):
-    """One of batches that are small as they are stored; notes who decodes, and when."""
+    """A handle of batches with small objects. It records which thread decodes a batch, and when."""
 
     RECORDS = 2_000
 
@@ -379,14 +381,14 @@ class Handle(FetchHandle):
 
 
 @pytest.mark.parametrize("arrow", [False, True])
-def test_stored_batches_are_in_flight_and_each_is_decoded_when_taken(arrow: bool) -> None:
+def test_fetched_batches_stay_encoded_until_they_are_taken(arrow: bool) -> None:
     handle = Handle()
     handle.fetches.allow(*range(6))
     results = fetch_many(
         handle.fetch_arrow if arrow else handle.fetch,
         _descriptors(6, handle.stored_bytes),
         concurrency=6,
-        # Of stored ones three fit; decoded, the first would be more than the limit.
+        # Three encoded batches fit. Decoded, the first one alone would exceed the limit.
         max_in_flight_bytes=3 * handle.stored_bytes,
         adaptive=Far(),
     )
@@ -396,18 +398,18 @@ def test_stored_batches_are_in_flight_and_each_is_decoded_when_taken(arrow: bool
         assert batch.sequence == taken
         assert batch.nbytes >= handle.RECORDS * 100
         handle.fetches.await_ended(min(6, taken + 4))
-        assert len(handle.fetches.begun) == min(6, taken + 4), "three wait, and none is more"
+        assert len(handle.fetches.begun) == min(6, taken + 4), "exactly three wait"
         assert handle.decoded == [(n, threading.main_thread()) for n in range(taken + 1)]
     assert list(results) == []
 
 
 @pytest.mark.parametrize("settings", [{"concurrency": 0}, {"max_in_flight_bytes": 0}])
-def test_limits_are_positive(settings: dict[str, int]) -> None:
+def test_limits_must_be_positive(settings: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match=f"{next(iter(settings))} is 0"):
         fetch_many(lambda each: each, _descriptors(2), **settings)  # type: ignore[arg-type]
 
 
-def test_a_contiguous_run_moves_over_what_is_done_and_over_no_pending_batch() -> None:
+def test_a_contiguous_run_passes_finished_batches_and_stops_at_a_pending_one() -> None:
     run = ContiguousRun(BatchDescriptor(each, "") for each in (3, 4, 6, 7))  # 5 was a repeat
     assert [run.done(each) for each in (4, 7, 3, 6)] == [None, None, 4, 7]
     for each in (5, 7):

@@ -1,4 +1,4 @@
-"""One rule for what is delivered: repeats, duplicates and undecided transactions are not."""
+"""The rule that holds back repeats, duplicates, and undecided transactions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ack(producer: bytes, clock: int, *, final: bool = False, **options: Any) -> 
 
 
 class Reader:
-    """Reads a log that it was given, and reads again only what was not acknowledged."""
+    """Reads a log, and replays only entries that are not acknowledged."""
 
     def __init__(self, **options: Any) -> None:
         self.rule = ReadCommitted("ingest", **options)
@@ -91,7 +91,7 @@ def test_a_message_between_the_batches_of_an_old_transaction_ends_it() -> None:
     assert Reader().read(old(0), message(A, 5, OUTSIDE_TXN), old(0)) == [0, 1]
 
 
-def test_a_transaction_is_delivered_whole_at_its_acknowledgement() -> None:
+def test_a_transaction_is_delivered_completely_at_its_acknowledgement() -> None:
     reader = Reader()
     assert reader.read(plain(), con(A, 2), plain(), con(A, 3)) == [0, 2]
     assert reader.stable_end == 1
@@ -101,7 +101,7 @@ def test_a_transaction_is_delivered_whole_at_its_acknowledgement() -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 5))
-def test_f38_after_a_restart_what_was_read_before_is_read_again_from_the_manifest(at: int) -> None:
+def test_f38_after_a_restart_an_open_transaction_is_read_again_from_the_manifest(at: int) -> None:
     log = [con(A, 2), plain(), con(A, 3), con(A, 3), ack(A, 4)]
     reader = Reader()
     delivered = reader.read(*log[:at])
@@ -110,7 +110,7 @@ def test_f38_after_a_restart_what_was_read_before_is_read_again_from_the_manifes
     assert reader.replays == [(0, at if at != 1 else 2)]
 
 
-def test_a_replay_that_fails_changes_nothing_and_the_call_can_be_made_again() -> None:
+def test_a_failed_replay_changes_nothing_and_the_call_can_be_repeated() -> None:
     reader = Reader()
     reader.read(con(A, 2), con(A, 3))
     reader.restart()
@@ -152,7 +152,7 @@ def test_a_producer_is_forgotten_after_its_final_acknowledgement() -> None:
     assert len(reader.rule._seen) == 1
 
 
-def test_an_older_name_makes_no_app_and_no_producer_older() -> None:
+def test_an_older_name_does_not_make_an_app_or_a_producer_older() -> None:
     reader = Reader()
     long_ago = NOW - 31 * DAY_MS
     reader.read(old(4), con(A, 2), ack(A, 3))
@@ -163,7 +163,7 @@ def test_an_older_name_makes_no_app_and_no_producer_older() -> None:
     assert (after["seen"], after["producers"]) == (before["seen"], before["producers"])
 
 
-def test_a_copy_decides_like_the_original_and_leaves_it_alone() -> None:
+def test_a_copy_decides_like_the_original_and_does_not_change_it() -> None:
     reader = Reader()
     reader.read(old(4), con(A, 2))
     before = reader.rule.to_dict()
@@ -200,7 +200,7 @@ def test_the_first_and_the_last_clock_and_day_of_a_state_are_read(values: list[i
     assert ReadCommitted.from_dict(state, "ingest").to_dict() == state
 
 
-def test_the_state_of_the_version_before_is_read() -> None:
+def test_the_state_of_the_previous_version_is_read() -> None:
     before = TransactionFilter("ingest")
     before.offer(0, old(4))
     made = ReadCommitted.from_dict(before.to_dict(), "ingest")
@@ -232,7 +232,7 @@ def test_producers_without_a_batch_for_a_month_are_forgotten_and_open_ones_are_n
     long_ago = NOW - 31 * DAY_MS
     reader.read(con(A, 2, at_ms=long_ago), con(B, 2, at_ms=long_ago), ack(B, 3, at_ms=long_ago))
     reader.rule.prune(NOW)
-    assert set(reader.rule.to_dict()["producers"]) == {A.hex(), B.hex()}  # nothing is younger
+    assert set(reader.rule.to_dict()["producers"]) == {A.hex(), B.hex()}  # no entry is younger
     reader.read(message(b"\1CCCCC", 5, OUTSIDE_TXN))
     reader.rule.prune(long_ago)
     assert len(reader.rule.to_dict()["producers"]) == 3
@@ -241,32 +241,32 @@ def test_producers_without_a_batch_for_a_month_are_forgotten_and_open_ones_are_n
     assert reader.stable_end == 0
 
 
-def test_a_message_whose_object_is_gone_is_passed_by_and_its_repeat_counts() -> None:
+def test_a_message_without_its_object_is_skipped_and_its_repeat_is_delivered() -> None:
     reader = Reader()
     reader.log.append(con(A, 2))
     reader.rule.skip(0, reader.log[0])
     assert reader.read(con(A, 2), ack(A, 3)) == [1]
 
 
-def test_an_acknowledgement_is_not_to_be_skipped() -> None:
+def test_an_acknowledgement_cannot_be_skipped() -> None:
     with pytest.raises(InvalidInput, match="offer it"):
         ReadCommitted("ingest").skip(0, ack(A, 2))
 
 
-def test_a_loss_gives_up_open_transactions_and_blocks_nothing() -> None:
+def test_a_loss_drops_open_transactions_and_blocks_nothing() -> None:
     reader = Reader()
     reader.read(con(A, 2), con(B, 2))
     reader.rule.lost(9)
     assert reader.rule.stable_end(10) == 10
     assert reader.rule.offer(10, ack(A, 3), reader.replay) == []
-    # Of one that goes on behind the loss the rest is delivered.
+    # The rest of a transaction that continues after the loss is delivered.
     assert reader.rule.offer(11, con(B, 3), reader.replay) == []
     assert reader.rule.offer(12, ack(B, 4), reader.replay) == [11]
     assert reader.replays == []
 
 
 @pytest.mark.parametrize(("through", "stable_end"), [(0, 1), (1, 3), (2, 3)])
-def test_a_loss_gives_up_only_a_transaction_whose_beginning_it_takes(
+def test_a_loss_drops_only_a_transaction_whose_beginning_is_lost(
     through: int, stable_end: int
 ) -> None:
     reader = Reader()
@@ -292,7 +292,7 @@ def test_apps_without_a_batch_for_a_month_are_forgotten() -> None:
     assert reader.rule.to_dict()["apps"] == {"app": 4}
 
 
-def test_read_uncommitted_delivers_all_but_acknowledgements_and_holds_nothing_back() -> None:
+def test_read_uncommitted_delivers_everything_except_acknowledgements_at_once() -> None:
     reader = Reader(isolation=READ_UNCOMMITTED)
     log = [con(A, 2), con(A, 2), old(0), plain(), old(0), ack(A, 3), ack(A, 4, final=True)]
     assert reader.read(*log) == [0, 1, 2, 3, 4]
@@ -323,12 +323,12 @@ def text_of(made: TransactionFilter) -> str:
 
 
 def test_an_adjacent_repeat_needs_an_entry_between() -> None:
-    # The limit the module documents: nothing tells these two appends from one.
+    # This limit is documented in the module: these two appends look like one.
     assert _passed([("a", 5), ("a", 5)]) == [0, 1]
     assert _passed([("a", 5), None, ("a", 5)]) == [0, 1]
 
 
-def test_a_prefix_that_looks_like_a_transaction_is_none() -> None:
+def test_a_prefix_that_looks_like_a_transaction_is_not_taken_for_one() -> None:
     made = TransactionFilter("app=a/batch=1")
     name = batch_key("app=a/batch=1", ulid_at(NOW))
     assert made.offer(0, name)
@@ -337,7 +337,7 @@ def test_a_prefix_that_looks_like_a_transaction_is_none() -> None:
     assert made.to_dict() == TransactionFilter("").to_dict()
 
 
-def test_a_message_of_a_named_publisher_is_no_part_of_an_apps_transactions() -> None:
+def test_a_message_of_a_named_publisher_is_not_part_of_a_transaction_of_its_app() -> None:
     made = TransactionFilter("ingest")
     sent = con(A, 2, txn=Transaction("app", 7))
     assert made.offer(0, sent)
@@ -346,18 +346,18 @@ def test_a_message_of_a_named_publisher_is_no_part_of_an_apps_transactions() -> 
     assert made.to_dict() == TransactionFilter("").to_dict()
 
 
-def test_f5_repeat_of_a_skipped_first_transaction_passes() -> None:
+def test_f5_the_repeat_of_a_skipped_first_transaction_is_delivered() -> None:
     made = TransactionFilter("ingest")
     made.skip(0, _location(("a", 0)))
     assert made.offer(1, _location(("a", 1)))
     assert made.offer(2, _location(("a", 0)))
 
 
-def test_f5_repeat_of_a_skipped_transaction_passes() -> None:
+def test_f5_the_repeat_of_a_skipped_transaction_is_delivered() -> None:
     made = TransactionFilter("ingest")
     assert made.offer(0, _location(("a", 4)))
     made.skip(1, _location(("a", 5)))
-    # A later one of the same late append was readable, and went by before the repeat comes.
+    # A later transaction was readable, and passed before the repeat.
     assert made.offer(2, _location(("a", 6)))
     assert text_of(made) == (
         '{"v":1,"apps":{"a":6},"tail":["a",2],"missing":{"a":[5]},"seen":{"a":20454}}'
@@ -373,7 +373,7 @@ def test_f5_repeat_of_a_skipped_transaction_passes() -> None:
     assert made.offer(8, _location(("a", 7)))
 
 
-def test_a_torn_transaction_passes_without_what_was_skipped_and_not_again() -> None:
+def test_a_torn_transaction_is_delivered_once_without_its_skipped_batch() -> None:
     for gap in range(3):
         made = TransactionFilter("ingest")
         for sequence in range(3):
@@ -394,16 +394,16 @@ def test_skipping_a_repeat_changes_nothing() -> None:
     assert text_of(made) == before
 
 
-def test_the_rest_of_a_transaction_behind_lost_entries_is_passed() -> None:
+def test_the_rest_of_a_transaction_after_lost_entries_is_delivered() -> None:
     made = TransactionFilter("ingest")
     assert made.offer(0, _location(("a", 5)))
     before = made.copy()
-    before.lost(-1)  # before the last entry passed
+    before.lost(-1)  # before the last delivered entry
     assert not before.offer(3, _location(("a", 5)))
     made.lost(2)
     assert made.offer(3, _location(("a", 5)))
     assert made.offer(4, _location(("a", 5)))
-    # A later repeat is one all the same.
+    # A later repeat is still recognized.
     assert made.offer(5, _location(None))
     assert not made.offer(6, _location(("a", 5)))
 
@@ -416,18 +416,18 @@ def ulid_at(now_ms: int) -> str:
     return ManualRuntime(now_ms=now_ms).ulid()
 
 
-def test_an_app_that_wrote_nothing_for_long_is_forgotten() -> None:
+def test_an_app_that_wrote_nothing_for_a_long_time_is_forgotten() -> None:
     made = TransactionFilter("ingest")
     for sequence in range(1000):
         assert made.offer(sequence, dated(f"app{sequence:04d}", 0, day=sequence))
         made.prune(sequence * DAY_MS)
     assert len(made.to_dict()["apps"]) == HORIZON_DAYS + 1
-    # What is within the horizon still drops its repeats.
+    # Repeats of an app within the horizon are still dropped.
     assert not made.offer(2000, dated("app0999", 0, day=999))
     assert not made.offer(2001, dated(f"app{999 - HORIZON_DAYS:04d}", 0, day=999))
 
 
-def test_an_app_is_kept_through_the_whole_of_its_last_day() -> None:
+def test_an_app_is_remembered_through_its_whole_last_day() -> None:
     made = TransactionFilter("ingest")
     made.offer(0, dated("a", 1, day=500))
     made.offer(1, dated("ahead", 1, day=900))
@@ -437,7 +437,7 @@ def test_an_app_is_kept_through_the_whole_of_its_last_day() -> None:
     assert set(made.to_dict()["apps"]) == {"ahead"}
 
 
-def test_a_state_from_before_ages_were_kept_ages_from_now_on() -> None:
+def test_a_state_without_ages_starts_to_age_now() -> None:
     text = '{"v":1,"apps":{"a":3,"b":4},"tail":null}'
     made = TransactionFilter.from_dict(json.loads(text), "ingest")
     made.prune(500 * DAY_MS)
@@ -450,12 +450,12 @@ def test_a_state_from_before_ages_were_kept_ages_from_now_on() -> None:
     assert made.to_dict()["apps"] == {"b": 6}
 
 
-def test_the_transaction_under_way_is_not_forgotten_and_skipped_ones_are() -> None:
+def test_skipped_transactions_are_forgotten_but_not_the_current_one() -> None:
     made = TransactionFilter("ingest")
     made.skip(0, dated("gone", 5, day=100))
     assert made.offer(1, dated("current", 5, day=100))
     made = TransactionFilter.from_dict(made.to_dict(), "ingest")
-    # Another app moves the newest day on, but its repeat does not end the current transaction.
+    # Another app advances the newest day, but its repeat does not end the current transaction.
     assert not made.copy().offer(3, dated("current", 4, day=500))
     state = made.to_dict()
     state["seen"]["other"] = 500
@@ -505,10 +505,10 @@ def test_foreign_state_is_refused(text: str) -> None:
     ),
     st.randoms(use_true_random=False),
 )
-def test_passes_the_first_append_of_each_transaction_and_no_other(
+def test_only_the_first_append_of_each_transaction_is_delivered(
     appends: list[tuple[str | None, int, int, bool]], cuts: random.Random
 ) -> None:
-    # The model: appends in order; one passes whole when its number is new and not behind.
+    # The model: an append is delivered if its number is larger than all earlier ones.
     entries: list[Entry] = []
     expected: list[int] = []
     high: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A location that a v1 writer queued twice is delivered once, by every reader, across restarts."""
+"""Every reader delivers a location once that a v1 writer queued twice, even across restarts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def drained(consumer: Consumer) -> list[tuple[int, bytes]]:
     return found
 
 
-def test_f41_a_repeat_of_what_waits_is_passed_by(queue: LocalQueue, dropped: list[int]) -> None:
+def test_f41_a_repeat_of_a_waiting_batch_is_dropped(queue: LocalQueue, dropped: list[int]) -> None:
     a, b = queue.produce(b"a", b"b")
     queue.enqueue(a, b, a)
     queue.produce(b"c")
@@ -70,7 +70,7 @@ def test_f41_a_repeat_of_what_waits_is_passed_by(queue: LocalQueue, dropped: lis
     assert (queue.queued(), sum(dropped)) == ([], 6)
 
 
-def test_f41_a_repeat_at_the_end_neither_waits_nor_moves_a_position(queue: LocalQueue) -> None:
+def test_f41_a_repeat_at_the_end_is_not_a_backlog_and_moves_no_position(queue: LocalQueue) -> None:
     queue.enqueue(*queue.produce(b"a"))
     consumer = queue.consumer()
     assert drained(consumer) == [(0, b"a")]
@@ -78,11 +78,11 @@ def test_f41_a_repeat_at_the_end_neither_waits_nor_moves_a_position(queue: Local
     owned = consumer._entries._owned
     assert (len(consumer), owned.lag_s(), owned.unacked_s()) == (0, 0.0, 0.0)
     consumer.close()
-    assert queue.queued() == [1], "behind the position: to leave would look like a loss"
+    assert queue.queued() == [1], "it is after the position, so a dequeue would look like a loss"
     assert drained(queue.consumer(position)) == []
 
 
-@pytest.mark.parametrize("how", ["closed", "behind a position", "killed"])
+@pytest.mark.parametrize("how", ["closed", "after a position", "killed"])
 def test_f41_a_repeat_after_the_acknowledgement_is_known_across_restarts(
     queue: LocalQueue, how: str, dropped: list[int]
 ) -> None:
@@ -91,7 +91,7 @@ def test_f41_a_repeat_after_the_acknowledgement_is_known_across_restarts(
     assert drained(consumer) == [(0, b"a")]
     if how == "closed":
         consumer.close()
-    elif how == "behind a position":  # which takes the batch out of the manifest
+    elif how == "after a position":  # which dequeues the batch
         queue.consumer(consumer.position)
     assert queue.queued() == []
     queue.enqueue(a)
@@ -132,7 +132,7 @@ def test_a_batch_that_was_read_then_skipped_and_queued_again_is_delivered(
     assert drained(queue.consumer()) == []
 
 
-def test_what_was_given_up_and_queued_again_does_not_keep_others_from_being_noted(
+def test_a_lost_batch_that_is_queued_again_does_not_stop_the_notes_of_others(
     queue: LocalQueue,
 ) -> None:
     a, b = queue.produce(b"a", b"b")
@@ -146,7 +146,7 @@ def test_what_was_given_up_and_queued_again_does_not_keep_others_from_being_note
     assert drained(queue.consumer()) == [(2, b"a")]
 
 
-def test_a_batch_that_was_noted_and_then_given_up_is_delivered(queue: LocalQueue) -> None:
+def test_a_batch_that_was_noted_and_then_lost_is_delivered(queue: LocalQueue) -> None:
     (a,) = queue.produce(b"a")
     noted = queue.consumer()
     assert noted.next_batch() is not None
@@ -167,7 +167,7 @@ def test_only_entries_before_the_acknowledgement_are_noted(queue: LocalQueue) ->
         assert list(note.values()) == list(range(through + 1))
 
 
-def test_a_note_names_a_batch_as_earlier_releases_did(queue: LocalQueue) -> None:
+def test_a_note_has_the_format_of_earlier_releases(queue: LocalQueue) -> None:
     location = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
     queue.store.put(location, encode_batch([b"a"]))
     queue.enqueue(location)
@@ -175,7 +175,7 @@ def test_a_note_names_a_batch_as_earlier_releases_did(queue: LocalQueue) -> None
     assert json.loads(read_bytes(queue.store, NOTE))["batches"] == {"XLFr6KhuSWsQh+Kj": 0}
 
 
-def test_entries_that_wait_do_not_make_the_reader_forget_earlier_ones(
+def test_waiting_entries_do_not_make_the_reader_forget_earlier_ones(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_NOTED", 2)
@@ -198,10 +198,10 @@ def test_entries_that_wait_do_not_make_the_reader_forget_earlier_ones(
     ],
     ids=["transaction", "message"],
 )
-def test_entries_whose_names_have_an_identity_are_left_to_the_rule_for_it(
+def test_entries_with_an_identity_in_their_name_are_left_to_the_transaction_rule(
     queue: LocalQueue, name: str
 ) -> None:
-    # Their repeat may be what counts, where the first one was skipped.
+    # Their repeat must be delivered if the first one was skipped.
     queue.enqueue(name, name)
     consumer = queue.consumer()
     assert [entry.sequence for entry in consumer.next_descriptors(3)] == [0, 1]
@@ -209,7 +209,7 @@ def test_entries_whose_names_have_an_identity_are_left_to_the_rule_for_it(
     assert NOTE not in [info.key for info in queue.store.list("").objects]
 
 
-def test_f41_a_repeat_under_a_prefix_with_an_equals_sign_is_passed_by() -> None:
+def test_f41_a_repeat_under_a_prefix_with_an_equals_sign_is_dropped() -> None:
     queue = LocalQueue()
     config = QueueConfig(store="memory://", data_path_prefix="tenant=1")
     repeats = Repeats(queue.store, config, queue.runtime, "")
@@ -218,7 +218,9 @@ def test_f41_a_repeat_under_a_prefix_with_an_equals_sign_is_passed_by() -> None:
     assert [entry.repeats for entry in repeats.described(entries)] == [None, 0]
 
 
-def test_the_oldest_are_forgotten(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_locations_are_forgotten(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MOST_NOTED", 2)
     a, b, c = queue.produce(b"a", b"b", b"c")
     consumer = queue.consumer(ack_interval=1)
@@ -229,7 +231,7 @@ def test_the_oldest_are_forgotten(queue: LocalQueue, monkeypatch: pytest.MonkeyP
     assert list(json.loads(read_bytes(queue.store, NOTE))["batches"].values()) == [2, 5]
 
 
-def test_what_the_note_cannot_take_is_not_acknowledged(
+def test_a_batch_is_not_acknowledged_if_its_note_cannot_be_written(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.produce(b"a", b"b")
@@ -246,7 +248,7 @@ def test_what_the_note_cannot_take_is_not_acknowledged(
     with pytest.raises(TransientStorageError, match=r"_acknowledged.json' in .* was not written"):
         consumer.ack_through(0)
     assert queue.queued() == [0, 1]
-    # Without the right to write it, acknowledgements go on; with it, all is noted at last.
+    # Without write access to the note, acknowledgements continue. Later everything is noted.
     monkeypatch.setattr(queue.store, "put_if", refused)
     consumer.ack_through(0)
     assert "batches queued a second time may be delivered twice: 403" in caplog.text
@@ -265,7 +267,7 @@ def test_a_note_that_cannot_be_read_is_replaced(
     queue.produce(b"a")
     with caplog.at_level(logging.WARNING), queue.consumer() as consumer:
         assert drained(consumer) == [(0, b"a")]
-        queue.store.delete_many([NOTE])  # also one that was deleted meanwhile
+        queue.store.delete_many([NOTE])  # also a note that was deleted meanwhile
     assert len(json.loads(read_bytes(queue.store, NOTE))["batches"]) == 1
     assert "repeats of acknowledged batches are not recognised: " in caplog.text
     assert "is not readable" in caplog.text
@@ -290,44 +292,44 @@ def test_a_note_that_is_too_large_is_not_downloaded(queue: LocalQueue) -> None:
 
 
 def test_f41_a_topic_delivers_a_location_once() -> None:
-    world = topics.World(1)
+    topic = topics.TopicFixture(1)
     name = NAMES[0]
     config = Topic.config_of(name, consuming())
-    queue = Queue(world.store, config, runtime=world.runtime, role="writer")
-    first = world.append(0, b"a")
+    queue = Queue(topic.store, config, runtime=topic.runtime, role="writer")
+    first = topic.append(0, b"a")
     queue.append([NewEntry(first)], read_first=True)
-    world.append(0, b"b")
-    consumer = world.consumer()
+    topic.append(0, b"b")
+    consumer = topic.consumer()
     batch = consumer.next_batch()
     assert batch is not None
     saved = {name: str(consumer.position_of(batch))}
     consumer.ack(batch)
     del consumer  # killed
     queue.append([NewEntry(first)], read_first=True)
-    resumed = world.consumer(saved)
+    resumed = topic.consumer(saved)
     assert topics.drained(resumed) == [b"b"]
     resumed.flush()
-    world.append(0, b"c")
-    assert topics.drained(world.consumer()) == [b"c"]
-    assert world.queued(0) == 0
+    topic.append(0, b"c")
+    assert topics.drained(topic.consumer()) == [b"c"]
+    assert topic.queued(0) == 0
 
 
 def test_f41_a_query_delivers_a_location_once(runtime: ManualRuntime, dropped: list[int]) -> None:
-    world = SourceQueue(runtime)
-    world.produce(2)
-    a, b = (entry.location for entry in world.manifest().entries())
-    world._queue.append([NewEntry(b)])
-    driver = world.run()
+    source = SourceQueue(runtime)
+    source.produce(2)
+    a, b = (entry.location for entry in source.manifest().entries())
+    source._queue.append([NewEntry(b)])
+    driver = source.run()
     start = committed_before(driver, None)
     assert [each.location for each in batches_of(driver, None, start)] == [a, b]
     assert report_of(driver)["droppedRepeats"] == 1
     driver.commit(start)
-    world._queue.append([NewEntry(a)])
-    world.produce(1)
+    source._queue.append([NewEntry(a)])
+    source.produce(1)
     end = driver.latest_offset(start)
-    first, again = batches_of(driver, start, end), batches_of(world.run(), start, end)
+    first, again = batches_of(driver, start, end), batches_of(source.run(), start, end)
     assert [each.sequence for each in first] == [each.sequence for each in again] == [4]
-    beside = world.run(acknowledge="false")
+    beside = source.run(acknowledge="false")
     assert [each.sequence for each in batches_of(beside, None, beside.latest_offset(None))] == [4]
     assert SourceOffset.from_json(end.to_json()) == end
-    assert sum(dropped) == 4  # each run counts: two, that of the replay, and that of the reader
+    assert sum(dropped) == 4  # each run counts: two runs, the replay, and the reader

@@ -1,4 +1,4 @@
-"""Waiting for batches: calls, iteration and asyncio, of a queue and of a topic."""
+"""Waiting for batches of a queue or a topic: calls, iteration, and asyncio."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     log.producer.close()
 
 
-def test_a_call_waits_for_a_batch_and_gets_none_when_its_time_is_over(log: Log) -> None:
+def test_a_call_waits_for_a_batch_and_returns_none_after_its_timeout(log: Log) -> None:
     with log.consumer() as consumer:
         assert consumer.next_batch() is consumer.next_batch(timeout=0.01) is None
         later = threading.Timer(0.05, log.produce, [b"late"])
@@ -66,7 +66,7 @@ def test_a_call_waits_for_a_batch_and_gets_none_when_its_time_is_over(log: Log) 
         later.join()
 
 
-def test_a_batch_is_acknowledged_by_itself_and_names_its_position(log: Log) -> None:
+def test_a_batch_can_acknowledge_itself_and_has_its_position(log: Log) -> None:
     log.produce(b"one", b"two")
     with log.consumer() as consumer:
         for batch in consumer:
@@ -101,7 +101,7 @@ def test_iteration_ends_when_another_thread_closes_the_consumer(log: Log) -> Non
         consumer.next_batch(timeout=None)
 
 
-def test_in_asyncio_a_cancelled_wait_loses_no_batch(log: Log) -> None:
+def test_a_cancelled_async_wait_loses_no_batch(log: Log) -> None:
     async def main() -> list[bytes]:
         seen: list[bytes] = []
         async with log.consumer() as consumer:
@@ -137,7 +137,7 @@ def test_in_asyncio_a_cancelled_wait_loses_no_batch(log: Log) -> None:
     assert asyncio.run(main()) == [b"one", b"two"]
 
 
-def test_a_batch_that_left_its_consumer_says_so() -> None:
+def test_the_error_of_a_pickled_batch_says_that_it_has_no_consumer() -> None:
     ranges = (Metadata(1, 8, b"late"), Metadata(1, 5, b"late"), Metadata(9, 9))
     batch = ConsumedBatch([b"a", b"b"], 3, "x", ranges, "p", Consumer)  # type: ignore[arg-type]
     alone = pickle.loads(pickle.dumps(batch))

@@ -1,4 +1,4 @@
-"""One partition as the consumer of a topic reads it."""
+"""The progress in one partition: offers, acknowledgements, and saved positions."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Log:
         self.progress = QueueProgress(PREFIX, "read_committed")
 
     def replay(self, begin: int, end: int) -> list[tuple[int, str]]:
-        assert self.progress.first_needed <= begin, "what lies before may be gone"
+        assert self.progress.first_needed <= begin, "earlier entries may have been dequeued"
         return [(each, self.locations[each]) for each in range(begin, end)]
 
     def read(self) -> list[int]:
-        """Offer all there is; what is delivered."""
+        """Offer all entries, and return the delivered sequences."""
         found: list[int] = []
         for sequence in range(self.progress.next_offer, len(self.locations)):
             found += self.progress.offer(sequence, self.locations[sequence], self.replay)
@@ -55,7 +55,7 @@ class Log:
         self.progress.ack(sequence, self.replay)
 
     def restart(self, position: Position | None) -> None:
-        """From the saved text, or at the beginning."""
+        """Restart from the text of a position, or at the beginning."""
         saved = None if position is None else Position.parse(str(position))
         self.progress = QueueProgress(PREFIX, "read_committed", 0, saved)
 
@@ -71,7 +71,7 @@ TRANSACTION = [
 ]
 
 
-def test_batches_of_a_partition_are_acknowledged_in_the_order_they_were_delivered_in() -> None:
+def test_batches_of_a_partition_are_acknowledged_in_the_order_of_their_delivery() -> None:
     log = Log(*TRANSACTION)
     assert log.read() == [0, 2, 4, 1, 3, 6]
     for wrong in (1, 2, 5, 99):
@@ -83,7 +83,7 @@ def test_batches_of_a_partition_are_acknowledged_in_the_order_they_were_delivere
         log.ack(6)
 
 
-def test_what_an_open_transaction_needs_stays_in_the_manifest() -> None:
+def test_entries_that_an_open_transaction_needs_stay_in_the_manifest() -> None:
     log = Log(*TRANSACTION[:5])
     assert log.read() == [0, 2, 4]
     for each in (0, 2, 4):
@@ -100,13 +100,13 @@ def test_what_an_open_transaction_needs_stays_in_the_manifest() -> None:
     assert (log.progress.first_needed, log.progress.idle) == (7, True)
 
 
-def test_what_is_never_delivered_needs_no_acknowledgement() -> None:
+def test_entries_that_are_never_delivered_need_no_acknowledgement() -> None:
     log = Log(message(ONE, 2, CONTINUE_TXN), message(ONE, 1, ACK_TXN), message(ONE, 9, ACK_TXN))
     assert log.read() == []
     assert (log.progress.first_needed, log.progress.idle) == (3, True)
 
 
-def test_a_position_after_a_batch_is_the_one_after_acknowledging_it() -> None:
+def test_the_position_of_a_batch_is_the_one_after_its_acknowledgement() -> None:
     log = Log(*TRANSACTION)
     assert log.progress.position("id") is None
     delivered = log.read()
@@ -119,7 +119,7 @@ def test_a_position_after_a_batch_is_the_one_after_acknowledging_it() -> None:
 
 
 def random_log(seed: int) -> Log:
-    """Plain batches, messages, transactions that end, are rolled back or stay open, duplicates."""
+    """Return random plain batches, messages, duplicates, and transactions with any outcome."""
     draw = random.Random(seed)
     clocks = dict.fromkeys((ONE, TWO, b"\x03" * 6), 1)
     locations: list[str] = []
@@ -134,7 +134,7 @@ def random_log(seed: int) -> Log:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -> None:
+def test_restarts_at_any_point_deliver_each_batch_once_and_in_the_same_order(seed: int) -> None:
     log = random_log(seed)
     undisturbed = log.read()
     assert undisturbed
@@ -156,7 +156,7 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
                 saved = log.progress.position_after(found[-1], "id", log.replay)
                 log.ack(found[-1])
             case 3 if draw.random() < 0.2:
-                # Where it was saved with its last batch, or later: what came since may be known.
+                # Restart from the position of the last batch or a later one.
                 saved = saved if draw.random() < 0.5 else log.progress.position("id")
                 log.restart(saved)
                 waiting = []
@@ -166,12 +166,12 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
         assert found == undisturbed[: len(found)]
         last = None if saved is None else Position.parse(str(saved))
         needed = QueueProgress(PREFIX, "read_committed", 0, last).first_needed
-        assert log.progress.kept_from <= needed, "what a saved position asks for is gone"
+        assert log.progress.kept_from <= needed, "entries that a saved position needs were dequeued"
         assert log.progress.kept_from <= log.progress.first_needed
     assert restarts
 
 
-class World:
+class PartitionFixture:
     def __init__(self, *records: bytes) -> None:
         self.runtime = ManualRuntime()
         self.store = MemoryStore(now_ms=self.runtime.now_ms)
@@ -200,42 +200,44 @@ def taken(reader: PartitionConsumer) -> list[bytes]:
     return found
 
 
-def test_f28_behind_a_gap_it_goes_on_if_that_is_allowed() -> None:
-    world = World()
-    reader = world.reader(allow_data_loss=True)
+def test_f28_reading_continues_after_a_gap_if_data_loss_is_allowed() -> None:
+    fixture = PartitionFixture()
+    reader = fixture.reader(allow_data_loss=True)
     for number in range(4):
-        append(world.store, world.runtime, PREFIX, b"%d" % number)
+        append(fixture.store, fixture.runtime, PREFIX, b"%d" % number)
     config = Topic.config_of(PREFIX, consuming())
-    queue = Queue(world.store, config, runtime=world.runtime, role="test")
-    queue.dequeue(1, world.manifest().epoch)
+    queue = Queue(fixture.store, config, runtime=fixture.runtime, role="test")
+    queue.dequeue(1, fixture.manifest().epoch)
     reader.poll()
     assert taken(reader) == [b"2", b"3"]
     saved = reader.position_of(2)
     reader.ack(2)
     assert reader.position == saved
-    assert saved == Position(saved.queue_id, 2), "a number in a plain queue"
-    assert taken(world.reader(saved)) == [b"3"]
+    assert saved == Position(saved.queue_id, 2), "the position in a plain queue is a number"
+    assert taken(fixture.reader(saved)) == [b"3"]
 
 
 def test_f28_an_error_about_a_gap_names_the_transactions_that_are_open_there() -> None:
-    world = World(b"plain")
-    append(world.store, world.runtime, PREFIX, b"open", message=build_uuid(ONE, 2, CONTINUE_TXN))
-    reader = world.reader()
+    fixture = PartitionFixture(b"plain")
+    append(
+        fixture.store, fixture.runtime, PREFIX, b"open", message=build_uuid(ONE, 2, CONTINUE_TXN)
+    )
+    reader = fixture.reader()
     assert taken(reader) == [b"plain"]
-    append(world.store, world.runtime, PREFIX, b"lost")
-    append(world.store, world.runtime, PREFIX, b"after")
+    append(fixture.store, fixture.runtime, PREFIX, b"lost")
+    append(fixture.store, fixture.runtime, PREFIX, b"after")
     config = Topic.config_of(PREFIX, consuming())
-    queue = Queue(world.store, config, runtime=world.runtime, role="test")
-    queue.dequeue(2, world.manifest().epoch)
+    queue = Queue(fixture.store, config, runtime=fixture.runtime, role="test")
+    queue.dequeue(2, fixture.manifest().epoch)
     with pytest.raises(DataLoss, match="Transactions from sequence 1 on were still open") as lost:
         reader.poll()
     assert (lost.value.needed, lost.value.oldest, lost.value.open_from) == (2, 3, 1)
 
 
 def test_a_skipped_batch_is_not_delivered() -> None:
-    world = World(b"a", b"b", b"c")
-    world.store.delete_many([world.manifest().entries()[1].location])
-    reader = world.reader()
+    fixture = PartitionFixture(b"a", b"b", b"c")
+    fixture.store.delete_many([fixture.manifest().entries()[1].location])
+    reader = fixture.reader()
     reader.skip(1)
     assert taken(reader) == [b"a", b"c"]
     reader.ack(0)
@@ -243,14 +245,14 @@ def test_a_skipped_batch_is_not_delivered() -> None:
         reader.skip(1)
     reader.ack(2)
     reader.flush()
-    assert world.manifest().entry_count == 0
+    assert fixture.manifest().entry_count == 0
 
 
 def test_f4_a_position_of_another_queue_is_refused() -> None:
-    world = World()
-    append(world.store, world.runtime, PREFIX, b"t", message=build_uuid(ONE, 2, CONTINUE_TXN))
-    append(world.store, world.runtime, PREFIX, b"a")
-    reader = world.reader()
+    fixture = PartitionFixture()
+    append(fixture.store, fixture.runtime, PREFIX, b"t", message=build_uuid(ONE, 2, CONTINUE_TXN))
+    append(fixture.store, fixture.runtime, PREFIX, b"a")
+    reader = fixture.reader()
     reader.ack(1)
     own: Any = reader.position
     for position in (
@@ -258,24 +260,26 @@ def test_f4_a_position_of_another_queue_is_refused() -> None:
         Position("01J5T4R3KXBMZ7QV9N2WG8Y000", 1),
     ):
         with pytest.raises(QueueReset):
-            world.reader(position)
+            fixture.reader(position)
     with pytest.raises(QueueReset, match="the queue ends at 1"):
-        world.reader(Position(own.queue_id, 7, 0, own.transactions))
+        fixture.reader(Position(own.queue_id, 7, 0, own.transactions))
 
 
-def test_the_consumer_of_a_queue_delivers_what_is_committed() -> None:
-    world = World()
+def test_the_consumer_of_a_queue_delivers_committed_transactions() -> None:
+    fixture = PartitionFixture()
     for clock, (record, flags) in enumerate(
         [(b"t1", CONTINUE_TXN), (b"plain", None), (b"t2", CONTINUE_TXN), (b"", ACK_TXN)], 2
     ):
         message = None if flags is None else build_uuid(ONE, clock, flags)
-        append(world.store, world.runtime, PREFIX, record, message=message)
-    append(world.store, world.runtime, PREFIX, b"open", message=build_uuid(TWO, 2, CONTINUE_TXN))
+        append(fixture.store, fixture.runtime, PREFIX, record, message=message)
+    append(
+        fixture.store, fixture.runtime, PREFIX, b"open", message=build_uuid(TWO, 2, CONTINUE_TXN)
+    )
     config = Topic.config_of(PREFIX, consuming())
     saved = None
     for expected in (b"plain", b"t1", b"t2"):  # each by another consumer
         with Consumer(
-            config, saved, isolation="read_committed", store=world.store, runtime=world.runtime
+            config, saved, isolation="read_committed", store=fixture.store, runtime=fixture.runtime
         ) as consumer:
             batch = consumer.next_batch()
             assert batch is not None
@@ -284,10 +288,10 @@ def test_the_consumer_of_a_queue_delivers_what_is_committed() -> None:
             batch.ack()
             with pytest.raises(InvalidInput, match="ack\\(\\) each"):
                 consumer.ack_through(0)
-    with Consumer(config, saved, isolation="read_committed", store=world.store) as consumer:
+    with Consumer(config, saved, isolation="read_committed", store=fixture.store) as consumer:
         assert consumer.next_batch() is None
-    assert world.manifest().entry_count == 1  # the open transaction
-    with Consumer(config, store=world.store) as consumer:
+    assert fixture.manifest().entry_count == 1  # the open transaction
+    with Consumer(config, store=fixture.store) as consumer:
         assert [each.entries for each in iter(consumer.next_batch, None)] == [[b"open"]]
     with pytest.raises(InvalidInput, match="use read_committed or"):
-        Consumer(config, isolation="serializable", store=world.store)
+        Consumer(config, isolation="serializable", store=fixture.store)

@@ -44,7 +44,7 @@ def sequences(reader: ReadOnlyReader, count: int = 100) -> list[int]:
     return [each.sequence for each in reader.next_descriptors(count)]
 
 
-def test_it_hands_out_each_entry_once_and_changes_nothing(queue: LocalQueue) -> None:
+def test_a_read_only_reader_delivers_each_entry_once_and_changes_nothing(queue: LocalQueue) -> None:
     queue.produce(*[b"x"] * 3)
     before = queue.manifest(), queue.store.list("").objects
     reader = reader_of(queue)
@@ -57,7 +57,7 @@ def test_it_hands_out_each_entry_once_and_changes_nothing(queue: LocalQueue) -> 
     assert (queue.manifest(), queue.store.list("").objects) == before
 
 
-def test_without_a_position_it_begins_at_the_oldest_entry(queue: LocalQueue) -> None:
+def test_reading_without_a_position_starts_at_the_oldest_entry(queue: LocalQueue) -> None:
     queue.produce(*[b"x"] * 3)
     acknowledge(queue, 0)
     reader = ReadOnlyReader(CONFIG, store=queue.store, runtime=RUNTIME)
@@ -65,7 +65,7 @@ def test_without_a_position_it_begins_at_the_oldest_entry(queue: LocalQueue) -> 
     assert sequences(reader) == [1, 2]
 
 
-def test_f27_it_begins_at_a_position_that_the_queue_has(queue: LocalQueue) -> None:
+def test_f27_reading_starts_only_at_a_position_in_the_queue(queue: LocalQueue) -> None:
     queue.produce(*[b"x"] * 3)
     assert sequences(reader_of(queue, 1)) == [1, 2]
     assert sequences(reader_of(queue, 3)) == []
@@ -73,7 +73,7 @@ def test_f27_it_begins_at_a_position_that_the_queue_has(queue: LocalQueue) -> No
         reader_of(queue, 4)
 
 
-def test_f28_entries_that_were_consumed_before_they_were_handed_out_are_a_loss(
+def test_f28_entries_that_were_consumed_before_they_were_delivered_are_a_loss(
     queue: LocalQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.produce(*[b"x"] * 5)
@@ -104,7 +104,7 @@ def test_f28_entries_are_read_again_only_while_they_are_queued(queue: LocalQueue
         reader.entries(1, 3)
 
 
-def test_the_error_about_a_missing_manifest_has_its_key_and_a_remedy(queue: LocalQueue) -> None:
+def test_the_error_about_a_missing_manifest_has_its_key_and_a_fix(queue: LocalQueue) -> None:
     config = ConsumerConfig(store="memory://read-only", data_path_prefix="a/b")
     with pytest.raises(InvalidInput) as raised:
         ReadOnlyReader(config, store=queue.store, runtime=RUNTIME).manifest()
@@ -113,7 +113,7 @@ def test_the_error_about_a_missing_manifest_has_its_key_and_a_remedy(queue: Loca
     assert queue.store.list("").objects == ()
 
 
-def test_f4_a_manifest_that_was_lost_is_no_queue_that_never_was(queue: LocalQueue) -> None:
+def test_f4_a_lost_manifest_is_distinguished_from_a_missing_queue(queue: LocalQueue) -> None:
     queue.produce(*[b"x"] * 1)
     claim_for_writing(queue.store, CONFIG, runtime=RUNTIME).note(queue.manifest(), now=True)
     reader = ReadOnlyReader(CONFIG, store=queue.store, runtime=RUNTIME)

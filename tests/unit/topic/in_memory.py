@@ -1,4 +1,4 @@
-"""A topic in memory, and what is in its partitions."""
+"""A topic in memory, and helpers that read its partitions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from opendata_buffer.topic.topic import Topic
 from tests.support.tuned import tuned
 
 WAIT_S = 60.0
-"""Far beyond what any of these takes; reached only by a failure."""
+"""Far more than any of these tests takes. Only a failure reaches it."""
 
 URL = "memory://unused"
 
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb", "p-00003-04vf", "p-00004-00jx"]
-"""Of the partitions of a new topic."""
+"""The names of the partitions of a new topic."""
 
 
 class Faulty(MemoryStore):
-    """Calls hooks with operation and key; what they raise, the request raises."""
+    """Calls hooks with the operation and the key. The request raises the errors of a hook."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -49,7 +49,7 @@ class Faulty(MemoryStore):
         return self._do("put_if", key, data, condition)
 
     def fail(self, operation: str, key: str, error: Exception) -> None:
-        """Refuse an operation on keys that begin like this, until :meth:`heal`."""
+        """Fail an operation on keys with this prefix until :meth:`heal`."""
 
         def refuse(asked: str, at: str) -> None:
             if asked == operation and at.startswith(key):
@@ -82,7 +82,7 @@ def append(
     *records: bytes,
     message: UUID | None = None,
 ) -> str:
-    """One batch in one partition; returns its location."""
+    """Append one batch to one partition, and return its location."""
     location = batch_key(partition, runtime.ulid(), message=message)
     store.put(location, encode_batch(list(records)))
     config = Topic.config_of(partition, consuming())
@@ -96,7 +96,7 @@ def manifest_of(store: Any, partition: str) -> Manifest:
 
 
 def records(store: Any, partition: str, isolation: str = READ_UNCOMMITTED) -> list[bytes]:
-    """What a reader gets of one partition from the beginning; nothing if it was never written."""
+    """Return the records that a reader gets from one partition, even if it was never written."""
     key = f"{partition}/manifest"
     if not any(each.key == key for each in store.list(f"{partition}/").objects):
         return []

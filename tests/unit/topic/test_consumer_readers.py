@@ -1,4 +1,4 @@
-"""A topic whose partitions are logs: readers by name, partitions that are added and that leave."""
+"""A topic whose partitions are logs: named readers, and added and removed partitions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LogTopic:
         return Topic.config_of(NAMES[number], QueueConfig(store=URL))
 
     def append(self, partition: int, *values: int, message: Any = None) -> None:
-        """A batch for each value, appended alone; of a message without values an empty one."""
+        """Append each value as a batch of its own. A message without values is one empty batch."""
         identity = None if message is None else build_uuid(*message)
         if partition not in self.queues:
             config = self.config(partition)
@@ -68,7 +68,7 @@ class LogTopic:
         )
 
     def at(self, reader: str, partition: int) -> int:
-        """The position of a reader in a partition."""
+        """Return the position of a reader in a partition."""
         config = self.config(partition)
         found = position_object(Log(self.store, config, self.runtime), reader).read()
         return found.next  # type: ignore[union-attr]
@@ -84,12 +84,12 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def world(small_segments: None) -> LogTopic:
+def logs(small_segments: None) -> LogTopic:
     return LogTopic()
 
 
 def drained(consumer: TopicConsumer) -> list[int]:
-    """All values that there are, acknowledged."""
+    """Read and acknowledge all values."""
     found: list[int] = []
     while (batch := consumer.next_batch()) is not None:
         found += [int(bytes(each)) for each in batch.entries]
@@ -97,140 +97,142 @@ def drained(consumer: TopicConsumer) -> list[int]:
     return found
 
 
-def test_two_readers_of_a_topic_read_everything_each(world: LogTopic) -> None:
-    world.append(0, *range(0, 60, 2))
-    world.append(1, *range(1, 60, 2))
-    billing, audit = world.consumer("billing"), world.consumer("audit")
+def test_each_of_two_readers_of_a_topic_reads_everything(logs: LogTopic) -> None:
+    logs.append(0, *range(0, 60, 2))
+    logs.append(1, *range(1, 60, 2))
+    billing, audit = logs.consumer("billing"), logs.consumer("audit")
     assert sorted(drained(billing)) == list(range(60))
-    assert world.moved(0) > 0
-    assert (world.at("billing", 0), world.at("audit", 0)) == (30, 0)
-    world.append(0, 60)
+    assert logs.moved(0) > 0
+    assert (logs.at("billing", 0), logs.at("audit", 0)) == (30, 0)
+    logs.append(0, 60)
     assert drained(billing) == [60]
     assert sorted(drained(audit)) == list(range(61))
-    again = world.consumer("billing")
+    again = logs.consumer("billing")
     assert drained(again) == []
-    world.append(0, 61)
+    logs.append(0, 61)
     with pytest.raises(Fenced, match=r"_readers/billing.json"):
         billing.next_batch()
 
 
-def test_a_partition_that_is_added_to_a_topic_of_logs_is_a_log(world: LogTopic) -> None:
-    billing = world.consumer("billing")
-    world.topic.expand(3)
-    index = Log(world.store, world.config(2), world.runtime).need()
+def test_a_partition_that_is_added_to_a_topic_of_logs_is_a_log(logs: LogTopic) -> None:
+    billing = logs.consumer("billing")
+    logs.topic.expand(3)
+    index = Log(logs.store, logs.config(2), logs.runtime).need()
     assert (index.retention_ms, index.reader_expiry_ms) == (RETENTION_MS, DAY_MS)
-    world.append(2, *range(40))
-    assert world.moved(2) > 0
-    world.runtime.advance(1)
+    logs.append(2, *range(40))
+    assert logs.moved(2) > 0
+    logs.runtime.advance(1)
     assert drained(billing) + drained(billing) == list(range(40))
-    assert drained(world.consumer("audit")) == list(range(40))
-    world.topic.expand(3)  # again: nothing is added
+    assert drained(logs.consumer("audit")) == list(range(40))
+    logs.topic.expand(3)  # a repeated call adds nothing
     with pytest.raises(InvalidInput, match="has 3 already"):
-        world.topic.expand(1)
+        logs.topic.expand(1)
 
 
-def test_a_partition_leaves_when_all_readers_have_read_it(world: LogTopic) -> None:
-    world.append(0, *range(40))
-    billing, audit = world.consumer("billing"), world.consumer("audit")
+def test_a_partition_is_removed_when_all_readers_have_read_it(logs: LogTopic) -> None:
+    logs.append(0, *range(40))
+    billing, audit = logs.consumer("billing"), logs.consumer("audit")
     assert len(drained(billing)) == 40
-    world.topic.drain("0")
-    world.runtime.advance(2 * DRAIN_S)
+    logs.topic.drain("0")
+    logs.runtime.advance(2 * DRAIN_S)
     assert drained(billing) == []
-    assert NAMES[0] in world.topic.read().names, "the other reader has not read it"
+    assert NAMES[0] in logs.topic.read().names, "the other reader has not read it"
     assert len(drained(audit)) == 40
-    world.runtime.advance(2 * REFRESH_S)
+    logs.runtime.advance(2 * REFRESH_S)
     drained(audit)
-    assert world.topic.read().names == [NAMES[1]]
-    assert manifest_of(world.store, NAMES[0]).sealed
-    world.append(1, 40)
+    assert logs.topic.read().names == [NAMES[1]]
+    assert manifest_of(logs.store, NAMES[0]).sealed
+    logs.append(1, 40)
     for consumer in (billing, audit):
         assert drained(consumer) + drained(consumer) == [40]
         assert consumer.partitions == [NAMES[1]]
 
 
-def test_a_partition_without_a_reader_is_not_closed_while_it_keeps_batches(world: LogTopic) -> None:
-    world.append(0, 1)
-    assert not world.topic.seal(NAMES[0])
-    assert world.topic.seal(NAMES[1])
-    assert not manifest_of(world.store, NAMES[0]).sealed
-
-
-def transaction(world: LogTopic, clock: int, *values: int) -> None:
-    """Batches of one writer's transaction; without values its acknowledgement."""
-    for number, value in enumerate(values):
-        world.append(0, value, message=(b"writer", clock + number, CONTINUE_TXN))
-    if not values:
-        world.append(0, message=(b"writer", clock, ACK_TXN))
-
-
-def test_a_transaction_over_segments_is_read_when_it_is_committed_also_after_a_restart(
-    world: LogTopic,
+def test_a_partition_without_a_reader_is_not_closed_while_it_retains_batches(
+    logs: LogTopic,
 ) -> None:
-    world.append(0, *range(30))
-    transaction(world, 1, 100, 101)
-    world.append(0, *range(30, 60))
-    transaction(world, 3, 102)
-    first = world.consumer("billing")
+    logs.append(0, 1)
+    assert not logs.topic.seal(NAMES[0])
+    assert logs.topic.seal(NAMES[1])
+    assert not manifest_of(logs.store, NAMES[0]).sealed
+
+
+def transaction(logs: LogTopic, clock: int, *values: int) -> None:
+    """Append batches of one writer's transaction, or its acknowledgement if there are no values."""
+    for number, value in enumerate(values):
+        logs.append(0, value, message=(b"writer", clock + number, CONTINUE_TXN))
+    if not values:
+        logs.append(0, message=(b"writer", clock, ACK_TXN))
+
+
+def test_a_transaction_over_segments_is_read_after_its_commit_even_after_a_restart(
+    logs: LogTopic,
+) -> None:
+    logs.append(0, *range(30))
+    transaction(logs, 1, 100, 101)
+    logs.append(0, *range(30, 60))
+    transaction(logs, 3, 102)
+    first = logs.consumer("billing")
     assert drained(first) == list(range(60))
     saved = first.positions
     first.close()
-    assert world.at("billing", 0) == 30, "where the open transaction begins"
-    world.append(0, *range(60, 90))
-    assert world.moved(0) <= 30, "it stays where its writer looks for it"
-    transaction(world, 4)
-    world.append(0, *range(90, 120))
-    assert world.moved(0) > 100, "once it is over it is moved as well"
-    again = world.consumer("billing", saved)
+    assert logs.at("billing", 0) == 30, "the position is where the open transaction begins"
+    logs.append(0, *range(60, 90))
+    assert logs.moved(0) <= 30, "it stays in the manifest, where its writer looks for it"
+    transaction(logs, 4)
+    logs.append(0, *range(90, 120))
+    assert logs.moved(0) > 100, "it is moved once it is decided"
+    again = logs.consumer("billing", saved)
     assert drained(again)[:33] == [*range(60, 90), 100, 101, 102]
-    assert world.at("billing", 0) == 124
+    assert logs.at("billing", 0) == 124
 
 
-def test_a_first_start_of_a_reader_moves_it_past_nothing_that_a_saved_position_needs(
-    world: LogTopic,
+def test_a_first_start_of_a_reader_does_not_pass_batches_that_a_saved_position_needs(
+    logs: LogTopic,
 ) -> None:
-    world.append(0, 1)
-    with world.consumer("billing") as first:
+    logs.append(0, 1)
+    with logs.consumer("billing") as first:
         batch = first.next_batch()
         saved = {batch.partition: str(batch.position)}
         batch.ack()
-    transaction(world, 2, 100)
-    transaction(world, 1)  # which rolls it back
-    with world.consumer("billing") as late:  # it loaded its positions before the first was saved
+    transaction(logs, 2, 100)
+    transaction(logs, 1)  # which rolls the transaction back
+    with logs.consumer("billing") as late:  # it loaded its positions before the first one was saved
         assert late.next_batch() is None
         late.flush()
-    assert world.at("billing", 0) == 1
-    world.runtime.advance(RETENTION_MS / 1000 + 1)
+    assert logs.at("billing", 0) == 1
+    logs.runtime.advance(RETENTION_MS / 1000 + 1)
     config = Topic.config_of(NAMES[0], ConsumerConfig(store=URL))
-    GarbageCollector(world.store, config, runtime=world.runtime).run_once()
-    again = world.consumer("billing", saved)
-    world.append(0, 2)
+    GarbageCollector(logs.store, config, runtime=logs.runtime).run_once()
+    again = logs.consumer("billing", saved)
+    logs.append(0, 2)
     assert drained(again) == [2]
 
 
-def test_an_open_transaction_of_a_log_is_found_and_aborted(world: LogTopic) -> None:
-    world.append(0, *range(30))
-    transaction(world, 2, 100, 101)
-    world.append(0, *range(30, 90))
-    scope = Target(world.store, QueueConfig(store=URL), world.runtime, world.topic)
+def test_an_open_transaction_of_a_log_is_found_and_aborted(logs: LogTopic) -> None:
+    logs.append(0, *range(30))
+    transaction(logs, 2, 100, 101)
+    logs.append(0, *range(30, 90))
+    scope = Target(logs.store, QueueConfig(store=URL), logs.runtime, logs.topic)
     (found,) = list_open(scope)
     assert (found.first_sequence, found.batches) == (30, 2)
     abort(scope, found.producer, force=True)
     assert list_open(scope) == []
-    world.append(0, *range(90, 120))
-    assert world.moved(0) > 32
-    assert drained(world.consumer("billing")) == list(range(120))
+    logs.append(0, *range(90, 120))
+    assert logs.moved(0) > 32
+    assert drained(logs.consumer("billing")) == list(range(120))
 
 
 def test_all_batches_before_a_gap_are_delivered_before_the_error_about_the_gap(
-    world: LogTopic,
+    logs: LogTopic,
 ) -> None:
-    world.append(0, *range(300))
-    end = world.moved(0)
+    logs.append(0, *range(300))
+    end = logs.moved(0)
     assert end > 2 * MAX_PREFETCH
     # A v1 consumer takes entries that are not in a segment yet.
-    left = manifest_of(world.store, NAMES[0]).drop_through(end + 2)
-    world.store.put(f"{NAMES[0]}/manifest", left.raw)
-    consumer = world.consumer("slow")
+    left = manifest_of(logs.store, NAMES[0]).drop_through(end + 2)
+    logs.store.put(f"{NAMES[0]}/manifest", left.raw)
+    consumer = logs.consumer("slow")
     for number in range(end):
         batch = consumer.next_batch()
         assert batch is not None
@@ -242,13 +244,13 @@ def test_all_batches_before_a_gap_are_delivered_before_the_error_about_the_gap(
 
 
 def test_batches_that_a_commit_releases_are_delivered_after_an_error_of_the_store(
-    world: LogTopic,
+    logs: LogTopic,
 ) -> None:
-    world.append(0, 0, message=(ONE, 2, CONTINUE_TXN))
-    world.append(0, *range(1, 40))
-    world.append(0, message=(ONE, 3, ACK_TXN))
-    world.append(0, *range(40, 140))
-    assert world.moved(0) > 100
+    logs.append(0, 0, message=(ONE, 2, CONTINUE_TXN))
+    logs.append(0, *range(1, 40))
+    logs.append(0, message=(ONE, 3, ACK_TXN))
+    logs.append(0, *range(40, 140))
+    assert logs.moved(0) > 100
     first = f"{NAMES[0]}/_log/{0:020d}-"
     reads, found = list[str](), list[int]()
 
@@ -264,8 +266,8 @@ def test_batches_that_a_commit_releases_are_delivered_after_an_error_of_the_stor
             found.extend(int(record) for record in batch.entries)
             batch.ack()
 
-    world.store.before = fail_once
-    consumer = world.consumer("slow")
+    logs.store.before = fail_once
+    consumer = logs.consumer("slow")
     with pytest.raises(TransientStorageError):
         read()
     read()

@@ -30,7 +30,7 @@ from opendata_buffer.topic.partitioner import rendezvous
 THREE = TopicDescription.new("01J5", 3)
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_description_can_be_read() -> None:
     topic = THREE.drained("p-00001-05mv", 17).expanded(4)
     assert TopicDescription.from_json(topic.to_json()) == topic
     first, second, *_ = json.loads(topic.to_json())["partitions"]
@@ -62,7 +62,7 @@ def test_fields_of_later_versions_are_kept_in_partitions_too() -> None:
     assert fields["partitions"][1]["state"] == "draining"
 
 
-def test_expanding_gives_the_total_and_so_may_be_repeated() -> None:
+def test_expand_takes_the_total_so_that_it_can_be_repeated() -> None:
     five = THREE.expanded(5)
     assert five.names == five.active == NAMES[:5]
     assert five.expanded(5) is five
@@ -79,12 +79,12 @@ def test_a_draining_partition_is_read_and_not_written() -> None:
     assert topic.without(["p-00000-04pn"]) is topic
 
 
-def test_a_number_is_never_given_twice() -> None:
+def test_a_partition_number_is_never_reused() -> None:
     topic = THREE.drained("p-00002-0bvb").without(["p-00002-0bvb"]).expanded(3)
     assert [number_of(name) for name in topic.names] == [0, 1, 3]
     for given in ("p-00002-0bvb", "p-00002", "2"):
         assert topic.has_left(given)
-        assert topic.drained(given) is topic  # nothing to do
+        assert topic.drained(given) is topic  # nothing is left to do
 
 
 def test_a_new_partition_takes_the_slot_of_a_draining_one() -> None:
@@ -95,7 +95,7 @@ def test_a_new_partition_takes_the_slot_of_a_draining_one() -> None:
     assert SLOTS > MAX_PARTITIONS
 
 
-def test_a_partition_that_has_left_is_remembered_until_it_is_collected() -> None:
+def test_a_removed_partition_is_remembered_until_it_is_collected() -> None:
     topic = THREE.drained("1").drained("0").without(["p-00001-05mv", "p-00000-04pn"])
     assert topic.left == ("p-00000-04pn", "p-00001-05mv")
     assert topic.left_name("1") == topic.left_name("p-00001-05mv") == "p-00001-05mv"
@@ -106,7 +106,7 @@ def test_a_partition_that_has_left_is_remembered_until_it_is_collected() -> None
     assert b'"left"' not in THREE.to_json()
 
 
-def test_the_last_partition_that_is_written_does_not_drain() -> None:
+def test_the_last_active_partition_cannot_be_drained() -> None:
     topic = THREE.drained("p-00000-04pn").drained("p-00001-05mv")
     with pytest.raises(InvalidInput, match=r"'p-00002-0bvb' is the last one.*topic expand"):
         topic.drained("p-00002-0bvb")
@@ -119,14 +119,14 @@ def test_a_partition_is_found_by_its_number() -> None:
 
 
 @pytest.mark.parametrize("name", ["p-00003-04vf", "p-00001-zzz", "ingest", "p-3", "3", "-1", ""])
-def test_a_partition_that_never_was_is_named_with_those_that_are(name: str) -> None:
+def test_the_error_about_an_unknown_partition_lists_the_existing_ones(name: str) -> None:
     all_of_them = "p-00000-04pn, p-00001-05mv, p-00002-0bvb"
     for call in (THREE.drained, THREE.resolved):
         with pytest.raises(InvalidInput, match=rf"'{name}': the topic has {all_of_them}"):
             call(name)
 
 
-def test_a_long_list_is_not_printed_whole() -> None:
+def test_a_long_list_of_partitions_is_shortened() -> None:
     with pytest.raises(InvalidInput, match=r"has p-00000-04pn, p-00001-05mv, \.\.\. p-00099-01y0$"):
         TopicDescription.new("01J5", 100).resolved("x")
 
@@ -142,7 +142,7 @@ def test_a_long_list_is_not_printed_whole() -> None:
         (2, "has 3 already.*topic drain"),
     ],
 )
-def test_a_number_of_partitions_that_cannot_be_is_refused(partitions: int, message: str) -> None:
+def test_an_invalid_number_of_partitions_is_refused(partitions: int, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         THREE.expanded(partitions)
 
@@ -153,7 +153,7 @@ def test_draining_partitions_count_against_the_limit() -> None:
         full.expanded(MAX_PARTITIONS)
 
 
-def test_a_topic_that_has_given_all_its_numbers_away_says_so() -> None:
+def test_a_topic_that_has_used_all_partition_numbers_raises_an_error() -> None:
     old = TopicDescription("01J5", (Partition("p-99999"),), 100_000)
     with pytest.raises(InvalidInput, match="Create another topic"):
         old.expanded(2)
@@ -184,7 +184,7 @@ def test_a_description_with_a_wrong_field_is_corrupt_data(wrong: dict[str, objec
         TopicDescription.from_json(json.dumps(fields | wrong).encode())
 
 
-def test_partitions_twice_or_out_of_order_are_corrupt_data() -> None:
+def test_duplicate_or_unsorted_partitions_are_corrupt_data() -> None:
     for names in (["p-00001-05mv", "p-00000-04pn"], ["p-00000-04pn", "p-00000-04pn"]):
         topic = TopicDescription("a", tuple(Partition(name) for name in names), 2)
         with pytest.raises(CorruptData, match="out of order or twice"):
@@ -202,7 +202,7 @@ NAMES = [name_of(number, number) for number in range(129)]
 DRAWN = random.Random(7)
 KEYS = [DRAWN.randbytes(8) for _ in range(1 << 16)]
 CHANCE = 0.08
-"""How far a share may be off, of so many keys that are drawn at random."""
+"""The largest error of a share with this number of random keys."""
 
 
 def indices(partitions: int) -> np.ndarray:
@@ -210,12 +210,12 @@ def indices(partitions: int) -> np.ndarray:
 
 
 def shares(partitions: int) -> np.ndarray:
-    """Of each partition, in multiples of the even share."""
+    """Return the share of each partition, in multiples of an even share."""
     return np.bincount(indices(partitions), minlength=partitions) * partitions / len(KEYS)
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8, 16, 32, 64])
-def test_a_power_of_two_of_partitions_have_the_same_share(partitions: int) -> None:
+def test_a_power_of_two_of_partitions_have_equal_shares(partitions: int) -> None:
     assert np.abs(shares(partitions) - 1).max() < CHANCE
 
 
@@ -228,7 +228,7 @@ def test_a_new_partition_takes_half_of_the_keys_of_one_other(partitions: int) ->
     assert abs(moved.sum() / (before == split).sum() - 0.5) < CHANCE
 
 
-def test_a_partition_that_takes_another_ones_slot_takes_exactly_its_keys() -> None:
+def test_a_partition_in_the_slot_of_another_one_gets_exactly_its_keys() -> None:
     names = [*NAMES[:3], *NAMES[4:16], name_of(16, 3)]
     chosen = rendezvous(KEYS, names)
     assert [names[each] for each in chosen] == [
@@ -237,7 +237,7 @@ def test_a_partition_that_takes_another_ones_slot_takes_exactly_its_keys() -> No
 
 
 def test_a_name_is_a_function_of_number_and_slot() -> None:
-    """Never to change: two processes that add the same partition must agree on its name."""
+    """This must never change: two processes that add the same partition must agree on its name."""
     assert NAMES[:4] == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb", "p-00003-04vf"]
     assert name_of(16, 3) == name_of(16, 3) != name_of(16, 16)
     for number, slot in ((0, 0), (7, 1023), (999, 5), (99_999, 511)):
@@ -247,7 +247,7 @@ def test_a_name_is_a_function_of_number_and_slot() -> None:
 
 @pytest.mark.parametrize("number", [0, 2_047, 3_332, 99_999])
 def test_every_number_has_a_name_in_every_slot(number: int) -> None:
-    """Those in the middle have the fewest names to choose from."""
+    """Numbers in the middle have the fewest possible names."""
     slots = range(number % 8, SLOTS, 8)
     names = [name_of(number, slot) for slot in slots]
     assert [slot_of(name) for name in names] == list(slots)
@@ -268,12 +268,12 @@ def test_short_keys_are_not_all_in_one_partition(keys: Sequence[str]) -> None:
         ("p-00003-04vf/x", None),
     ],
 )
-def test_a_name_has_its_number_and_nothing_else_has_one(given: str, number: int | None) -> None:
+def test_only_a_partition_name_has_a_number(given: str, number: int | None) -> None:
     assert number_of(given) == number
     assert has_letters(given) == (number is not None and len(given) > len("p-00003"))
 
 
-def test_an_abbreviation_means_one_partition() -> None:
+def test_an_abbreviated_name_means_exactly_one_partition() -> None:
     assert number_meant("p-00003-04vf") == 3
     for given in ("3", "03", "p-3", "p-00003"):
         assert number_meant(given) == 3

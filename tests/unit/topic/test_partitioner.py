@@ -1,4 +1,4 @@
-"""Keys mapped to partitions, and records divided by them."""
+"""Mapping keys to partitions, and dividing records by partition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ TOPICS = json.loads(gzip.decompress(VECTORS.read_bytes()))["mapping"]
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: f"{len(topic['partitions'])}")
 @pytest.mark.parametrize("mapping", [modulo, rendezvous])
-def test_every_key_goes_where_gazette_sends_it(mapping: Partitioner, topic: dict) -> None:  # type: ignore[type-arg]
+def test_every_key_maps_to_the_same_partition_as_in_gazette(
+    mapping: Partitioner, topic: dict
+) -> None:  # type: ignore[type-arg]
     names = topic["partitions"]
     keys = [bytes.fromhex(each["key_hex"]) for each in topic["keys"]]
     chosen = [names[index] for index in mapping(keys, names)]
@@ -45,7 +47,7 @@ def test_a_column_of_any_kind_is_hashed_key_by_key(keys: list[bytes], skip: int)
     st.lists(st.text("pq-0123456789", max_size=9), min_size=1, max_size=40),
     st.lists(st.binary(max_size=12), min_size=1, max_size=40),
 )
-def test_rendezvous_is_the_highest_of_all_weights_whatever_the_names(
+def test_rendezvous_hashing_chooses_the_highest_weight_for_any_names(
     names: list[str], keys: list[bytes]
 ) -> None:
     weights = [[fnv1a(key) ^ fnv1a(name.encode()) for name in names] for key in keys]
@@ -53,7 +55,7 @@ def test_rendezvous_is_the_highest_of_all_weights_whatever_the_names(
     assert rendezvous(keys, names).tolist() == expected
 
 
-def test_text_counts_as_its_utf_8_bytes() -> None:
+def test_text_keys_are_hashed_as_utf_8() -> None:
     texts = ["", "a", "Zürich", "東京"]
     raw = [text.encode() for text in texts]
     names = ["a", "b", "c"]
@@ -63,7 +65,7 @@ def test_text_counts_as_its_utf_8_bytes() -> None:
     assert rendezvous(dictionary, names).tolist() == rendezvous(raw, names).tolist() * 3
 
 
-def test_keys_of_fixed_size_are_hashed_also_behind_an_offset() -> None:
+def test_keys_of_fixed_size_are_hashed_also_in_a_slice() -> None:
     raw = [bytes([a, b]) for a in range(40) for b in range(40)]
     column = pa.array(raw, pa.binary(2))
     names = ["a", "b", "c"]
@@ -76,7 +78,7 @@ def test_more_keys_than_are_hashed_at_once_keep_their_order() -> None:
     assert modulo(keys, names).tolist() == [fnv1a(key) % 16 for key in keys]
 
 
-def test_random_spreads_evenly_and_follows_the_source() -> None:
+def test_random_spreads_evenly_and_depends_on_its_generator() -> None:
     keys, names = ["same"] * 10_000, ["a", "b", "c", "d"]
     chosen = random(keys, names)
     assert all(2_000 < (chosen == index).sum() < 3_000 for index in range(4))
@@ -86,7 +88,7 @@ def test_random_spreads_evenly_and_follows_the_source() -> None:
 
 
 @pytest.mark.parametrize("mapping", [modulo, rendezvous, random])
-def test_no_partitions_are_refused(mapping: Partitioner) -> None:
+def test_an_empty_list_of_partitions_is_refused(mapping: Partitioner) -> None:
     with pytest.raises(InvalidInput, match="no partitions"):
         mapping([b"key"], [])
 
@@ -97,7 +99,7 @@ def test_no_keys_give_no_indices(mapping: Partitioner) -> None:
 
 
 @pytest.mark.parametrize("mapping", [modulo, rendezvous])
-def test_a_null_key_is_named_with_its_place(mapping: Partitioner) -> None:
+def test_the_error_about_a_null_key_has_its_index(mapping: Partitioner) -> None:
     column = pa.chunked_array([pa.array([b"a", b"b"]), pa.array([b"c", None])])
     with pytest.raises(InvalidInput, match="key 3 is null"):
         mapping(column, ["a"])
@@ -132,7 +134,7 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mapping", [modulo, rendezvous])
-def test_every_entry_is_where_its_key_is_mapped_to_and_in_order(kind: str, mapping: Any) -> None:
+def test_every_entry_is_in_the_partition_of_its_key_and_in_order(kind: str, mapping: Any) -> None:
     wanted: dict[str, list[bytes]] = {}
     for entry, index in zip(ENTRIES, mapping(KEYS, NAMES), strict=True):
         wanted.setdefault(NAMES[index], []).append(entry)
@@ -143,7 +145,7 @@ def test_every_entry_is_where_its_key_is_mapped_to_and_in_order(kind: str, mappi
         assert all(isinstance(part, pa.Array | pa.ChunkedArray) for part in parts.values())
 
 
-def test_rows_are_divided_with_all_their_columns() -> None:
+def test_rows_keep_all_columns_when_they_are_divided() -> None:
     rows = pa.record_batch({"value": ENTRIES, "number": range(1000)})
     parts = split(rows, KEYS, NAMES, modulo)
     numbers = [each for part in parts.values() for each in part.column("number").to_pylist()]
@@ -159,7 +161,7 @@ def test_entries_of_one_partition_are_not_copied() -> None:
     assert part is entries
 
 
-def test_nothing_is_divided_into_nothing() -> None:
+def test_an_empty_list_is_divided_into_no_parts() -> None:
     assert split([], [], NAMES, modulo) == {}
     assert split(pa.array([], pa.binary()), pa.array([], pa.string()), NAMES, rendezvous) == {}
 
@@ -174,7 +176,9 @@ def test_nothing_is_divided_into_nothing() -> None:
         (None, "object"),
     ],
 )
-def test_a_partitioner_that_gives_no_indices_is_named(answer: Any, message: str) -> None:
+def test_the_error_about_a_partitioner_without_valid_indices_names_it(
+    answer: Any, message: str
+) -> None:
     def mine(keys: Any, partitions: Any) -> Any:
         return answer if answer is None else np.array(answer)
 
@@ -182,7 +186,7 @@ def test_a_partitioner_that_gives_no_indices_is_named(answer: Any, message: str)
         split([b"a", b"b", b"c"], [b"k"] * 3, NAMES, mine)
 
 
-def test_as_many_keys_as_entries() -> None:
+def test_the_numbers_of_keys_and_entries_must_be_equal() -> None:
     with pytest.raises(InvalidInput, match="2 keys for 1 entries"):
         split([b"a"], [b"k", b"l"], NAMES, modulo)
     with pytest.raises(InvalidInput, match=r"one bytes: give a list of keys, \[key\]"):

@@ -1,4 +1,4 @@
-"""Writing into a topic."""
+"""Writing to a topic."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def with_topic(partitions: int, store: Any = None) -> Any:
 
 
 def by_length(keys: Any, partitions: Any) -> Any:
-    """A partitioner of the user's own."""
+    """A custom partitioner of a user."""
     return pa.compute.binary_length(pa.array(keys)).to_numpy(zero_copy_only=False) % len(partitions)
 
 
 @pytest.mark.parametrize(
     "partitioner", [partitioners.modulo, partitioners.rendezvous, by_length, None, "one by one"]
 )
-def test_records_are_where_their_keys_are_mapped_to_and_in_order(partitioner: Any) -> None:
+def test_records_are_in_the_partition_of_their_key_and_in_order(partitioner: Any) -> None:
     store, names = with_topic(4), NAMES[:4]
     own = partitioner if callable(partitioner) else partitioners.modulo
     wanted: dict[str, list[bytes]] = {name: [] for name in names}
@@ -74,7 +74,7 @@ def test_without_keys_each_call_goes_to_one_partition_round_robin() -> None:
         assert [record[1:] for record in each] == [b" a", b" b", b" a", b" b"]
 
 
-def test_single_records_without_keys_fill_a_batch_of_one_partition_before_the_next() -> None:
+def test_single_records_without_keys_fill_a_batch_before_the_next_partition() -> None:
     class Ahead(SystemRuntime):
         by_s = 0.0
 
@@ -88,7 +88,7 @@ def test_single_records_without_keys_fill_a_batch_of_one_partition_before_the_ne
             producer.send(record)
         runtime.by_s = 600.0
         producer.send(b"3")
-        producer.send(b"k" * STICKY_BYTES, key=b"k")  # no part of that batch
+        producer.send(b"k" * STICKY_BYTES, key=b"k")  # not a part of that batch
         producer.send(b"3")
     found = {tuple(each[:1] for each in records(store, name)) for name in NAMES[:3]}
     assert {tuple(r for r in each if r != b"k") for each in found} == {
@@ -110,7 +110,7 @@ def test_a_partition_can_be_named() -> None:
     assert records(store, NAMES[2]) == [b"x", b"z", b"one"]
 
 
-def test_a_call_with_one_wrong_part_is_refused_as_a_whole() -> None:
+def test_a_call_with_one_invalid_part_is_refused_as_a_whole() -> None:
     store = with_topic(4)
     with opened(store, max_batch_bytes=1_000) as producer:
         keys = [b"key %d" % number for number in range(9)]
@@ -148,7 +148,7 @@ def test_added_partitions_are_written_and_draining_ones_are_not() -> None:
     assert [len(records(store, name)) for name in NAMES[:3]] == [1, 2, 2]
 
 
-def test_a_late_call_to_a_partition_that_has_left_is_refused() -> None:
+def test_a_late_call_to_a_removed_partition_is_refused() -> None:
     store = MemoryStore()
     topic = topic_in(store, 2)
     producer = TopicProducer(producing(), store=store, refresh_s=3_600.0)
@@ -164,7 +164,7 @@ def test_a_late_call_to_a_partition_that_has_left_is_refused() -> None:
 
 
 class Gate(MemoryStore):
-    """Stores the first batch of one partition, or any of all, only while it is open."""
+    """Stores the first batch of one partition, or of any, only while the gate is open."""
 
     def __init__(self, partition: str = "") -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def test_a_call_with_an_older_list_keeps_the_order_in_a_draining_partition() -> 
         topic.drain("1")
         producer.produce([b"x"], partition="0").result(WAIT_S)
         divided.set()
-        second.join(0.3)  # if it opens a producer of its own, it is durable by now
+        second.join(0.3)  # it would be durable by now if it had its own producer
         store.open.set()
         second.join(WAIT_S)
     assert records(store, NAMES[1]) == [b"first", b"second"]
@@ -223,17 +223,17 @@ def test_a_partition_that_cannot_be_written_does_not_delay_the_others() -> None:
     with pytest.raises(FlushFailed):
         producer.close(timeout=0.05)
     assert records(store, NAMES[0]) == [b"y"]
-    store.heal()  # or its thread would go on beside the tests that follow
+    store.heal()  # its thread must not run during later tests
 
 
-def test_it_needs_a_topic_and_no_data_prefix() -> None:
+def test_a_topic_producer_needs_a_topic_and_refuses_a_data_prefix() -> None:
     with pytest.raises(InvalidInput, match="topic create"):
         opened(MemoryStore())
     with pytest.raises(InvalidInput, match="data_path_prefix is 'mine'"):
         opened(with_topic(1), data_path_prefix="mine")
 
 
-def test_a_closed_producer_accepts_nothing() -> None:
+def test_a_closed_producer_refuses_records() -> None:
     producer = opened(with_topic(2))
     for _ in range(2):
         producer.close()
@@ -242,13 +242,13 @@ def test_a_closed_producer_accepts_nothing() -> None:
             call([b"x"])
 
 
-def test_in_asyncio_a_call_waits_for_room_in_its_partitions_and_the_loop_goes_on() -> None:
+def test_an_async_call_waits_for_room_without_blocking_the_event_loop() -> None:
     store, names = with_topic(2, Gate()), NAMES[:2]
     keys = [b"a", b"b"]
     assert list(partitioners.modulo(keys, names)) == [0, 1]
 
     async def run() -> dict[str, Durable]:
-        # Each partition has 100 bytes of room: the first call takes all of it.
+        # Each partition has room for 100 bytes, and the first call takes all of it.
         full = await producer.produce_async([b"a" * 90, b"b" * 90], keys=keys)
         assert set(full.parts) == set(names)
         waiting = asyncio.create_task(producer.produce_async([b"c", b"d"], keys=keys))
@@ -318,7 +318,7 @@ def pool(factory: Factory) -> ProducerPool:
     return ProducerPool(factory, SystemRuntime())
 
 
-def test_threads_that_want_one_partition_at_once_share_its_producer(
+def test_threads_that_use_one_partition_at_once_share_its_producer(
     pool: ProducerPool, factory: Factory
 ) -> None:
     factory.gate = threading.Event()
@@ -337,7 +337,7 @@ def test_threads_that_want_one_partition_at_once_share_its_producer(
     assert found == [factory.of("a")] * 8
 
 
-def test_a_producer_that_cannot_be_opened_is_an_error_and_tried_again(
+def test_a_producer_that_cannot_be_opened_is_an_error_and_is_opened_later(
     pool: ProducerPool, factory: Factory
 ) -> None:
     factory.down = {"b"}
@@ -361,7 +361,7 @@ def test_the_producer_of_a_draining_partition_is_closed_once_it_is_unused(
         assert not factory.of("b").closed.wait(0.05)
     assert factory.of("b").closed.wait(WAIT_S)
     assert not factory.of("a").closed.is_set()
-    with pool.using(["b"]) as found:  # the same later: another one
+    with pool.using(["b"]) as found:  # the same call later opens another producer
         assert found["b"] is factory.made[-1]
     assert len(factory.made) == 3
 
@@ -381,7 +381,7 @@ def test_losses_of_a_removed_partition_are_raised_at_every_flush(
 
 
 def closing_b(pool: ProducerPool, factory: Factory) -> threading.Event:
-    """The producer of ``b`` leaves, and closes until the event is set."""
+    """Start to close the producer of ``b``, which ends when the event is set."""
     with pool.using(["b"]):
         factory.of("b").gate = gate = threading.Event()
     pool.keep(["a"])
@@ -402,7 +402,7 @@ def test_no_other_producer_of_a_partition_is_opened_while_one_is_closing(
     assert [each.name for each in factory.made] == ["b", "b"]
 
 
-def test_a_producer_that_leaves_by_an_older_list_stays_by_a_newer_one(
+def test_a_producer_that_an_older_list_removes_is_kept_by_a_newer_list(
     pool: ProducerPool, factory: Factory
 ) -> None:
     with pool.using(["a", "b"]):
@@ -415,7 +415,7 @@ def test_a_producer_that_leaves_by_an_older_list_stays_by_a_newer_one(
     assert factory.of("b").closed.wait(WAIT_S)
 
 
-def test_a_call_that_waits_while_the_pool_closes_opens_nothing(
+def test_a_call_that_waits_while_the_pool_closes_opens_no_producer(
     pool: ProducerPool, factory: Factory
 ) -> None:
     gate = closing_b(pool, factory)

@@ -1,4 +1,4 @@
-"""Messages and transactions: all of one or nothing, whenever its publisher is killed."""
+"""Messages and transactions are published completely or not at all, even after a kill."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_committed_messages_are_delivered_at_once_and_in_order(store: Faulty) ->
     assert delivered(store, NAMES[1]) == [b"%d" % number for number in range(10)]
 
 
-def test_a_publisher_that_closes_is_forgotten_by_readers(store: Faulty) -> None:
+def test_readers_forget_a_closed_publisher(store: Faulty) -> None:
     with opened(store) as publisher:
         publisher.publish_committed(ENTRIES, keys=KEYS)
     for name in NAMES:
@@ -90,7 +90,7 @@ def test_a_publisher_that_closes_is_forgotten_by_readers(store: Faulty) -> None:
 
 
 @pytest.mark.parametrize("name", [None, "billing"])
-def test_nothing_of_a_transaction_is_delivered_before_it_is_applied(
+def test_no_message_of_a_transaction_is_delivered_before_it_is_applied(
     store: Faulty, name: str | None
 ) -> None:
     with opened(store, name) as publisher:
@@ -161,7 +161,7 @@ def test_a_transaction_that_is_not_durable_in_time_is_aborted(store: Faulty) -> 
     assert (seen(store), still_open(store)) == ([], [])
 
 
-def test_a_publisher_closes_also_where_its_markers_are_refused(
+def test_a_publisher_can_close_although_its_markers_are_refused(
     store: Faulty, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher = opened(store, "billing")
@@ -176,7 +176,7 @@ def test_a_publisher_closes_also_where_its_markers_are_refused(
 
 
 @pytest.mark.parametrize("name", [None, "billing"])
-def test_closing_rolls_an_open_transaction_back(store: Faulty, name: str | None) -> None:
+def test_close_rolls_an_open_transaction_back(store: Faulty, name: str | None) -> None:
     with opened(store, name) as publisher:
         all_published(publisher)
     assert (seen(store), still_open(store)) == ([], [])
@@ -185,18 +185,18 @@ def test_closing_rolls_an_open_transaction_back(store: Faulty, name: str | None)
     publisher.close()
 
 
-def test_saved_intents_are_applied_by_the_next_instance_and_again(store: Faulty) -> None:
+def test_saved_intents_can_be_applied_repeatedly_by_the_next_instance(store: Faulty) -> None:
     with opened(store) as publisher:
         all_published(publisher)
         saved = publisher.build_ack_intents(WAIT_S).to_json()
-    assert seen(store) == []  # the caller has the intents, so closing lets it be
+    assert seen(store) == []  # the caller has the intents, so close does not touch the transaction
     for _ in range(2):
         with opened(store) as publisher:
             publisher.apply(AckIntents.from_json(saved))
         assert seen(store) == ENTRIES
 
 
-def test_intents_applied_in_part_can_be_applied_again_and_not_rolled_back(store: Faulty) -> None:
+def test_partly_applied_intents_can_be_applied_again_but_not_rolled_back(store: Faulty) -> None:
     with opened(store) as publisher:
         all_published(publisher)
         intents = publisher.build_ack_intents(WAIT_S)
@@ -214,7 +214,7 @@ def test_intents_applied_in_part_can_be_applied_again_and_not_rolled_back(store:
 
 
 @pytest.mark.parametrize("name", [None, "billing"])
-def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str | None) -> None:
+def test_a_failed_batch_rolls_its_transaction_back(store: Faulty, name: str | None) -> None:
     publisher = opened(store, name)
     store.fail("put", f"{NAMES[1]}/", PermanentStorageError("access denied"))
     all_published(publisher)
@@ -263,7 +263,7 @@ def test_intents_of_a_named_publisher_are_not_applied_without_its_record(store: 
     publisher.close()
 
 
-def test_saved_intents_are_not_taken_for_those_of_another_transaction_with_their_number(
+def test_saved_intents_are_not_confused_with_another_transaction_of_the_same_number(
     store: Faulty,
 ) -> None:
     with opened(store, "billing") as publisher:
@@ -280,21 +280,21 @@ def test_saved_intents_are_not_taken_for_those_of_another_transaction_with_their
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a=b", "x" * 191, "Zürich"])
-def test_a_name_that_makes_no_key_is_refused(store: Faulty, name: str) -> None:
+def test_a_name_that_is_not_valid_in_a_key_is_refused(store: Faulty, name: str) -> None:
     with pytest.raises(InvalidInput, match="use 1 to 190 characters"):
         opened(store, name)
 
 
 class Killed(BaseException):
-    """The process is gone: nothing of it reaches the store any more."""
+    """The process was killed, and none of its requests reaches the store."""
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", range(4))
-def test_f39_killed_while_it_commits_the_next_instance_completes_it_or_rolls_it_back(
+def test_f39_the_next_instance_completes_or_rolls_back_a_transaction_that_was_killed_in_commit(
     store: Faulty, step: int, after: bool
 ) -> None:
-    """Steps: the record, and the acknowledgements of three partitions."""
+    """The steps are the record, and the acknowledgements of three partitions."""
     publisher = opened(store, "billing")
     all_published(publisher)
     intents = publisher.build_ack_intents(WAIT_S)
@@ -317,7 +317,7 @@ def test_f39_killed_while_it_commits_the_next_instance_completes_it_or_rolls_it_
         assert seen(store) == (ENTRIES if committed else [])
         assert still_open(store) == []
         if committed:
-            again.apply(intents)  # it is, and again changes nothing
+            again.apply(intents)  # it is committed, and another call changes nothing
         else:
             with pytest.raises(InvalidInput, match="was rolled back"):
                 again.apply(intents)
@@ -328,7 +328,7 @@ def test_f39_killed_while_it_commits_the_next_instance_completes_it_or_rolls_it_
 
 
 @pytest.mark.parametrize("newer_commits", [False, True])
-def test_of_two_live_instances_the_older_one_is_fenced_and_commits_nothing(
+def test_the_older_of_two_live_instances_is_fenced_and_commits_nothing(
     store: Faulty, newer_commits: bool
 ) -> None:
     older = opened(store, "billing")
@@ -354,7 +354,7 @@ def test_of_two_live_instances_the_older_one_is_fenced_and_commits_nothing(
 
 
 class LosesOneAnswer(Faulty):
-    """Applies one write of a commit record and does not answer before something else was done."""
+    """Applies one write of a commit record, and calls a hook before the answer is lost."""
 
     meanwhile: Any = None
 
@@ -367,8 +367,8 @@ class LosesOneAnswer(Faulty):
         return outcomes.Unknown("the answer was lost")
 
 
-def test_f2_a_commit_whose_answer_was_lost_is_not_taken_for_one_that_was_superseded() -> None:
-    """Its owner would publish the transaction again, which counts already."""
+def test_f2_a_commit_whose_answer_was_lost_is_not_reported_as_superseded() -> None:
+    """Otherwise its owner would publish the committed transaction again."""
     store = LosesOneAnswer()
     topic_in(store, 3)
     older = opened(store, "billing")
@@ -388,7 +388,7 @@ def test_f2_a_commit_whose_answer_was_lost_is_not_taken_for_one_that_was_superse
     assert still_open(store) == []
 
 
-def test_a_publisher_is_not_used_in_a_forked_process(
+def test_a_publisher_cannot_be_used_in_a_forked_process(
     store: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(store, "billing") as publisher:
@@ -436,7 +436,7 @@ class Refuses:
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2])
-def test_a_call_that_fails_behind_its_first_part_fails_its_transaction(accepted: int) -> None:
+def test_a_call_that_fails_after_its_first_part_fails_its_transaction(accepted: int) -> None:
     current = PublisherTransaction(A, None, SystemRuntime())
 
     def call(text: str) -> None:
@@ -485,6 +485,6 @@ def test_intents_round_trip(clocks: dict[str, int], txn: Transaction | None) -> 
         WHOLE + ',"app":"a"}',
     ],
 )
-def test_what_is_no_intents_is_refused(text: str) -> None:
+def test_invalid_intents_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         AckIntents.from_json(text)

@@ -1,4 +1,4 @@
-"""A topic on storage, and the cached one."""
+"""A topic in a store, and its cached description."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def append(store: MemoryStore, name: str) -> int:
     return queue_of(store, name).append([NewEntry(f"{name}/x.batch", ())], read_first=True)
 
 
-def test_a_topic_that_is_made_is_found_and_opened() -> None:
+def test_a_created_topic_is_found_and_opened() -> None:
     Topic.create("memory://by-url", 2)
     assert Topic.open("memory://by-url").url == "memory://by-url"
     store = MemoryStore()
@@ -66,7 +66,7 @@ def test_a_topic_that_is_made_is_found_and_opened() -> None:
     assert made.description.names == NAMES[:3]
 
 
-def test_a_store_may_have_no_topic_or_refuse_to_say_so() -> None:
+def test_a_store_may_have_no_topic_or_deny_the_read() -> None:
     class Refusing(MemoryStore):
         def get(self, key: str, **how: Any) -> Any:
             raise PermanentStorageError("403")
@@ -83,7 +83,7 @@ def test_a_store_may_have_no_topic_or_refuse_to_say_so() -> None:
         Topic.find(CONFIG, store=store, runtime=runtime)
 
 
-def test_a_topic_that_is_not_there_says_how_to_make_it() -> None:
+def test_the_error_about_a_missing_topic_says_how_to_create_it() -> None:
     with pytest.raises(InvalidInput, match="topic create memory:// --partitions 4"):
         opened(MemoryStore())
     with pytest.raises(InvalidInput, match=r"no topic at memory://.* and no queue below 'ingest'"):
@@ -98,7 +98,7 @@ def test_a_second_topic_at_one_root_is_refused() -> None:
     assert opened(store).description == first
 
 
-def test_of_two_concurrent_creations_of_a_topic_the_second_is_refused() -> None:
+def test_the_second_of_two_concurrent_creations_of_a_topic_is_refused() -> None:
     store = ScriptedStore()
     other = Topic.create(CONFIG, 2, store=MemoryStore(), runtime=ManualRuntime(seed=7)).description
     store.script = [before(applied_then_412, lambda s: s.put(TOPIC_KEY, other.to_json()))]
@@ -108,13 +108,13 @@ def test_of_two_concurrent_creations_of_a_topic_the_second_is_refused() -> None:
 
 
 @pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
-def test_f1_f2_a_lost_answer_makes_no_second_topic(step: object) -> None:
+def test_f1_f2_a_lost_answer_does_not_create_a_second_topic(step: object) -> None:
     store = ScriptedStore(step)  # type: ignore[arg-type]
     made = create(store)
     assert opened(store).description == made.description
 
 
-def test_a_root_with_a_queue_below_it_becomes_no_topic() -> None:
+def test_a_root_with_a_queue_below_it_cannot_become_a_topic() -> None:
     store = MemoryStore()
     store.put("a file", b"")
     claim_for_writing(store, QueueConfig(store="memory://unused"))
@@ -123,7 +123,7 @@ def test_a_root_with_a_queue_below_it_becomes_no_topic() -> None:
     assert not is_topic(store)
 
 
-def test_changes_of_two_processes_are_both_there() -> None:
+def test_concurrent_changes_of_two_processes_are_both_kept() -> None:
     store = MemoryStore()
     one, two = create(store), opened(store)
     one.expand(5)
@@ -134,7 +134,7 @@ def test_changes_of_two_processes_are_both_there() -> None:
 
 
 @pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
-def test_f1_f2_a_lost_answer_adds_no_partition_twice(step: object) -> None:
+def test_f1_f2_a_lost_answer_does_not_add_a_partition_twice(step: object) -> None:
     store = ScriptedStore()
     topic = create(store)
     store.script = [step]  # type: ignore[list-item]
@@ -142,7 +142,7 @@ def test_f1_f2_a_lost_answer_adds_no_partition_twice(step: object) -> None:
     assert len(opened(store).description.names) == 4
 
 
-def test_a_partition_s_settings_are_the_topic_s_with_its_own_data_prefix() -> None:
+def test_a_partition_has_the_settings_of_its_topic_with_its_own_data_prefix() -> None:
     given = ProducerConfig(store="s3://bucket", flush_interval_ms=7)
     config = Topic.config_of(NAME, given)
     assert (config.data_path_prefix, config.manifest_path) == (NAME, f"{NAME}/manifest")
@@ -157,14 +157,14 @@ def test_an_empty_partition_drains_for_a_while_so_that_its_producers_can_finish(
     topic = Topic.create(CONFIG, 2, store=MemoryStore(), runtime=runtime)
     topic.drain(NAME)
     runtime.advance(DRAIN_S - 1)
-    topic.drain(NAME)  # again: the time goes on
+    topic.drain(NAME)  # a repeated call does not restart the time
     assert topic.remove_drained() == []
     runtime.advance(1)
     assert topic.remove_drained() == [NAME]
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_partition_that_was_never_written_leaves_also_when_it_was_sealed(sealed: bool) -> None:
+def test_a_partition_that_was_never_written_is_removed_even_if_it_was_sealed(sealed: bool) -> None:
     """A process may crash after it sealed the partition."""
     topic = create(MemoryStore())
     topic.drain(NAME)
@@ -172,7 +172,7 @@ def test_a_partition_that_was_never_written_leaves_also_when_it_was_sealed(seale
     assert topic.remove_drained(0) == [NAME]
 
 
-def test_an_append_to_a_partition_that_has_left_is_refused_and_not_lost() -> None:
+def test_an_append_to_a_removed_partition_is_refused_and_not_lost() -> None:
     store = MemoryStore()
     topic = create(store)
     append(store, NAME)
@@ -180,7 +180,7 @@ def test_an_append_to_a_partition_that_has_left_is_refused_and_not_lost() -> Non
     slow.read()
     epoch = queue.claim_epoch(None).epoch
     topic.drain(NAME)
-    assert topic.remove_drained(0) == [], "there is something to read"
+    assert topic.remove_drained(0) == [], "the partition still has a batch to read"
     queue.dequeue(0, epoch)
     assert topic.remove_drained(0) == [NAME]
     assert topic.remove_drained(0) == []
@@ -193,7 +193,7 @@ def test_an_append_to_a_partition_that_has_left_is_refused_and_not_lost() -> Non
 
 
 @pytest.mark.parametrize("old", [None, Manifest.empty().raw])
-def test_f4_a_draining_partition_whose_manifest_was_lost_or_restored_does_not_leave(
+def test_f4_a_draining_partition_whose_manifest_was_lost_or_restored_is_not_removed(
     old: bytes | None,
 ) -> None:
     store = MemoryStore()
@@ -211,7 +211,7 @@ def test_f4_a_draining_partition_whose_manifest_was_lost_or_restored_does_not_le
     assert old is None or store.get(f"{NAME}/manifest").data == old
 
 
-def test_f4_a_topic_that_vanishes_while_in_use_is_not_made_again() -> None:
+def test_f4_a_topic_that_vanishes_while_in_use_is_not_created_again() -> None:
     store = MemoryStore()
     topic = create(store)
     store.delete_many([TOPIC_KEY])
@@ -221,7 +221,7 @@ def test_f4_a_topic_that_vanishes_while_in_use_is_not_made_again() -> None:
     assert not is_topic(store)
 
 
-def test_f4_another_topic_at_the_same_root_is_noticed() -> None:
+def test_f4_another_topic_at_the_same_root_is_detected() -> None:
     store = MemoryStore()
     topic = create(store)
     store.delete_many([TOPIC_KEY])
@@ -230,7 +230,7 @@ def test_f4_another_topic_at_the_same_root_is_noticed() -> None:
         topic.read()
 
 
-def test_a_description_that_cannot_be_read_is_corrupt_and_still_a_topic() -> None:
+def test_an_unreadable_description_is_corrupt_data_of_a_topic() -> None:
     store = MemoryStore()
     store.put(TOPIC_KEY, b"nonsense")
     assert is_topic(store)
@@ -241,7 +241,7 @@ def test_a_description_that_cannot_be_read_is_corrupt_and_still_a_topic() -> Non
 
 
 class Joined(ManualRuntime):
-    """Remembers its threads, so that a test can wait for their end."""
+    """Records its threads, so that a test can wait for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def cached(store: MemoryStore, runtime: ManualRuntime) -> CachedTopic:
     return CachedTopic(Topic.open(URL, store=store, runtime=runtime), runtime, 2.0)
 
 
-def test_a_fresh_description_costs_nothing_and_an_old_one_is_read_in_the_background() -> None:
+def test_a_fresh_description_needs_no_request_and_an_old_one_is_read_in_the_background() -> None:
     store, runtime, gate = Faulty(), Joined(), threading.Event()
     topic = topic_in(store, 2)
     known = cached(store, runtime)
@@ -296,7 +296,7 @@ def test_after_a_long_pause_the_caller_waits_for_a_read() -> None:
     assert not known.is_outdated
 
 
-def test_while_the_store_is_down_the_cached_description_is_used(
+def test_the_cached_description_is_used_while_the_store_is_down(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store, runtime = Faulty(), ManualRuntime()
