@@ -102,7 +102,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lets a phone show what is wide: no line breaks within an identifier, and cells have names."""
+    """Lets a phone show wide content: no line breaks within an identifier, and cells have names."""
     html = _INLINE_CODE.sub(lambda code: f"<code>{_words(code[1])}</code>", html)
     html = _COMMANDS.sub(
         lambda block: _OPTION.sub(r'<span class="identifier">\g<0></span>', block[0]), html
