@@ -46,7 +46,7 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
         to_buffer = foreach_batch_writer("s3://bucket/root", txn_app_id="orders-v1")
 
         def both(df, batch_id):
-            df.write.format("delta")...
+            df.write.format("delta").mode("append").save("/tables/orders")
             to_buffer(df.selectExpr("to_json(struct(*)) AS value"), batch_id)
 
         query = stream.writeStream.foreachBatch(both).start()

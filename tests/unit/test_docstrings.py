@@ -11,16 +11,19 @@ import ast
 import builtins
 import inspect
 import re
+import textwrap
 import typing
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from inspect import isfunction
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
+from buffer_sink import foreach_batch_writer
 from tests.unit.test_layers import MODULES, ROOT
 from tests.unit.test_references import ends_of_paths, follow, imported, tree_of
 
@@ -173,18 +176,16 @@ def test_a_section_names_several_errors_in_one_entry() -> None:
     assert named_in("Read it: DataLoss.") == set()
 
 
-def functions_on_the_site() -> Iterator[tuple[str, Any]]:
-    """Yield the functions that the reference documents, and the methods of its classes."""
+def documented_on_the_site() -> Iterator[tuple[str, Any]]:
+    """Yield the classes and functions that the reference documents, and what a class has."""
     hidden = re.compile("|".join(re.findall(r'"!(\^.*?)"', (ROOT / "mkdocs.yml").read_text())))
     for page in sorted((ROOT / "docs" / "reference").glob("api-*.md")):
         for path in re.findall(r"^::: ([\w.]+)", page.read_text(), re.MULTILINE):
             value = imported(path)
-            if not isinstance(value, type):
-                yield path, value
-                continue
-            for name in dir(value):
-                found = inspect.getattr_static(value, name)
+            yield path, value
+            for name in dir(value) if isinstance(value, type) else ():
                 if not hidden.search(name):
+                    found = inspect.getattr_static(value, name)
                     yield f"{path}.{name}", getattr(found, "__func__", found)
 
 
@@ -194,14 +195,29 @@ def lacks_a_section(function: Any) -> bool:
         return False
     signature = inspect.signature(inspect.unwrap(function))
     returns = signature.return_annotation not in ("None", None, inspect.Signature.empty)
-    has_result = re.search(r"^(Returns|Yields):", docstring, re.M) or docstring.startswith(
-        ("Return", "Yield")
-    )
+    says_result = re.search(r"^(Returns|Yields):", docstring, re.MULTILINE)
+    has_result = says_result or docstring.startswith(("Return", "Yield"))
     has_arguments = bool(signature.parameters.keys() - {"self", "cls"})
     return (has_arguments and "Args:" not in docstring) or (returns and not has_result)
 
 
 def test_the_site_describes_the_arguments_and_the_result_of_every_function() -> None:
-    functions = {path: value for path, value in functions_on_the_site() if isfunction(value)}
+    functions = {path: value for path, value in documented_on_the_site() if isfunction(value)}
     assert len(functions) > 100
     assert [path for path, function in functions.items() if lacks_a_section(function)] == []
+
+
+def examples_in(value: Any) -> Iterator[str]:
+    """Yield the blocks after a double colon that call something."""
+    docstring = "" if isinstance(value, ModuleType) else inspect.getdoc(value) or ""
+    for block in re.findall(r"::\n\n((?: {4}.*\n|\n)+)", f"{docstring}\n"):
+        if "(" in block:
+            yield textwrap.dedent(block)
+
+
+def test_the_examples_in_docstrings_are_python() -> None:
+    things = [*documented_on_the_site(), ("foreach_batch_writer", foreach_batch_writer)]
+    examples = [(path, example) for path, value in things for example in examples_in(value)]
+    assert len(examples) > 20
+    for path, example in examples:
+        compile(example, path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
