@@ -22,6 +22,7 @@ from opendata_buffer.hints import Action, Hint
 from opendata_buffer.option_reader import in_options
 from opendata_buffer.queue.hints import removed_before
 from opendata_buffer.queue.log_view import LogView
+from opendata_buffer.queue.marker import held_batches, skipped_ranges
 from opendata_buffer.runtime import SystemRuntime, in_parallel
 from opendata_buffer.stores.open import open_store
 
@@ -69,8 +70,9 @@ class BufferBatchReader(DataSourceReader):
             own = partitions.options_of(name)
             view = view_of(own, store, runtime)
             entries: list[BatchDescriptor] = []
-            if isinstance(view, Manifest) and own.starts_at_oldest:
-                removed.append(view.first_sequence)
+            if isinstance(view, Manifest) and own.starts_at_oldest and view.first_sequence:
+                skipped = skipped_ranges(store, own.queue, runtime)
+                removed.append(held_batches(view.first_sequence, skipped))
             if view is not None:
                 repeats = Repeats(store, own.consumer, runtime, "")
                 repeats.load()

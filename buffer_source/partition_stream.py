@@ -38,6 +38,7 @@ from opendata_buffer import errors
 from opendata_buffer.consumer.isolation import is_acknowledgement
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.queue.marker import held_batches
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
 
@@ -294,7 +295,7 @@ class PartitionStream:
             else:
                 self._starting_offset = session.starting_offset(self._run_end)
                 if self._options.starts_at_oldest and not session.is_log:
-                    self.removed = self._starting_offset
+                    self.removed = held_batches(self._starting_offset, session.skipped)
         return self._starting_offset
 
     def _end_after(self, poll: PollResult, count: int) -> PartitionOffset:

@@ -68,6 +68,7 @@ class QueueSession:
 
     Attributes:
         queue_id: The id of the queue; empty if it has none.
+        skipped: Ranges of sequences that never held batches: first, and one past the last.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class QueueSession:
         self._claim = claim
         self._manifest_path = options.consumer.manifest_path
         self.queue_id = "" if claim is None else claim.queue_id
+        self.skipped = () if claim is None else claim.skipped
         self._reader: EntryConsumer | ReadOnlyReader
         self._queue: Queue | ReaderQueue | None = None  # None if the query does not acknowledge.
         self._pending: list[BatchDescriptor] = []
@@ -343,7 +345,8 @@ class QueueSession:
             raise
 
     def _report_loss(self, needed: int, oldest: int, cause: str) -> None:
-        self._options.report_data_loss(errors.DataLoss(self._manifest_path, needed, oldest, cause))
+        error = errors.DataLoss(self._manifest_path, needed, oldest, cause, skipped=self.skipped)
+        self._options.report_data_loss(error)
 
     def _give_up(self, start: PartitionOffset) -> None:
         """Give up a position that this queue never had, and continue where the queue is read."""

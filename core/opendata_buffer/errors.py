@@ -40,6 +40,7 @@ names are also attributes, and what to do about it is data (:mod:`opendata_buffe
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Sequence
 from typing import Any, Self
 
 from opendata_buffer.hints import Action, Hint, QueueName, Surface, render
@@ -383,22 +384,38 @@ class DataLoss(DataError):
         open_from: The first sequence of the transactions that were open at ``needed``, if the
             reader delivers only committed ones. Their batches from there on are given up, too.
         hint: The likely cause and what to do, in the words of Python.
+        count: How many batches are lost, at most. Sequences that a repair of the manifest skipped
+            never held batches and do not count.
     """
 
     def __init__(
-        self, key: str, needed: int, oldest: int, *more: str | Hint, open_from: int | None = None
+        self,
+        key: str,
+        needed: int,
+        oldest: int,
+        *more: str | Hint,
+        open_from: int | None = None,
+        skipped: Sequence[tuple[int, int]] = (),
     ) -> None:
+        lost = [(max(needed, first), min(oldest, end)) for first, end in skipped]
+        lost = [(first, end) for first, end in lost if first < end]
+        count = oldest - needed - sum(end - first for first, end in lost)
         if "_readers/" in key and key.endswith(".json"):
             reader = key.rpartition("_readers/")[2].removesuffix(".json")
-            text = (
-                f"reader {reader!r} needs sequence {needed}, and the log continues at {oldest}: "
-                f"{oldest - needed} batches are gone."
-            )
+            text = f"reader {reader!r} needs sequence {needed}, and the log continues at {oldest}"
+            why = f"{count} batches are gone."
         else:
-            text = (
-                f"sequence {needed} is needed but manifest {key!r} starts at {oldest}: "
-                f"{oldest - needed} batches were dequeued by another consumer."
-            )
+            text = f"sequence {needed} is needed but manifest {key!r} starts at {oldest}"
+            why = f"{count} batches were dequeued by another consumer."
+        if lost:
+            first, end = lost[-1]
+            why = f"the manifest was rebuilt. Sequences {first} to {end - 1} never held batches."
+            if count:
+                why += (
+                    f" The {count} batches before them were queued again from {end} on, unless "
+                    "they had been read or their objects were gone."
+                )
+        text = f"{text}: {why}"
         if open_from is not None:
             text = (
                 f"{text} Transactions from sequence {open_from} on were still open there: what "
@@ -411,6 +428,7 @@ class DataLoss(DataError):
         self.oldest = oldest
         self.hint = hint
         self.open_from = open_from
+        self.count = count
 
 
 class ClaimLost(OwnershipLost):

@@ -95,6 +95,14 @@ def test_every_error_survives_pickling_with_its_values(error: OpenDataBufferErro
         (errors.QueueFull("m", 100, 90, 7, None), ["7 batches wait for the consumer. Start"]),
         (errors.BatchMissing(3, "x.batch", "gone"), ["batch 3", "x.batch", "gone", "skip(3)"]),
         (errors.DataLoss("m", 3, 9), ["sequence 3", "starts at 9", "6 batches"]),
+        (
+            errors.DataLoss("m", 3, 109, skipped=[(0, 1), (9, 109), (200, 300)]),
+            ["starts at 109: the manifest was rebuilt", "9 to 108 never held", "6 batches before"],
+        ),
+        (
+            errors.DataLoss("p/_readers/x.json", 50, 109, skipped=[(9, 109)]),
+            ["continues at 109: the manifest was rebuilt. Sequences 50 to 108 never held batches."],
+        ),
         (errors.Conflict("m", 12, 60.0), ["12 attempts", "60.0 s", "Nothing was written"]),
         (errors.FlushFailed(2, "denied"), ["2 produce() calls", "denied. P", "new producer"]),
         (errors.FlushFailed(2, "denied."), ["denied. Produce"]),

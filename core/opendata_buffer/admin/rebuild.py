@@ -607,6 +607,9 @@ def rebuild(queue: Target) -> str | None:
         return new
 
     cas_object.change(decide)
-    claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
+    claim = claim_for_writing(store, config, runtime=runtime)
+    claim.note(plan.manifest, now=True)
+    begin = plan.manifest.first_sequence
+    claim.note_skipped(begin - SEQUENCES_AHEAD, begin)
     write_consumer_info(store, config, runtime, plan.manifest.epoch, program=REPAIR)
     return saved

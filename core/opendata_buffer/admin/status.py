@@ -35,6 +35,7 @@ from opendata_buffer.queue.hints import queue_name, topic_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_parts import name_ms
 from opendata_buffer.queue.log_view import LogView
+from opendata_buffer.queue.marker import skipped_ranges
 from opendata_buffer.queue.missing import Missing, find_missing
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import fullness
@@ -594,8 +595,20 @@ def _log_notes(view: LogView, readers: Sequence[ReaderStatus]) -> Iterator[str]:
                 f"reader {each.name!r} expires in {each.expires_seconds / 3600:,.1f} h: then what "
                 "only it has not read is deleted. Start it, or delete it"
             )
+    log = view.log
+    skipped = skipped_ranges(log.store, log.config, log.runtime) if view.lost else ()
     for first, end in view.lost:
-        if end > view.first_sequence:
+        begin = next((begin for begin, after in skipped if first <= begin and after == end), None)
+        if end > view.first_sequence and begin is not None:
+            lost = (
+                f"sequences {first} to {begin - 1} are gone from the log" if first < begin else ""
+            )
+            yield (
+                f"the manifest was rebuilt: {lost}{', and ' if lost else ''}sequences {begin} to "
+                f"{end - 1} never held batches. The batches of the old manifest were queued again "
+                f"from {end} on, unless they had been read or their objects were gone"
+            )
+        elif end > view.first_sequence:
             yield (
                 f"sequences {first} to {end - 1} are gone: a consumer that knows no readers (v1) "
                 "took them off the log, or the manifest was rebuilt. Stop such a consumer, or let "

@@ -36,6 +36,7 @@ from opendata_buffer.errors import BatchMissing, InvalidInput, OpenDataBufferErr
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.hints import removed_before
+from opendata_buffer.queue.marker import held_batches, skipped_ranges
 from opendata_buffer.queue.missing import look_for_missing
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.topic.consumer import Written
@@ -378,7 +379,9 @@ def _warn_of_removed(queue: Target, reader: ReadOnlyReader) -> None:
     view = reader.view()
     if isinstance(view, Manifest) and view.first_sequence:
         url, config = queue.store.url, queue.config
-        log.warning("%s", removed_before(view.first_sequence, url, config, "this command"))
+        skipped = skipped_ranges(queue.store, config, queue.runtime)
+        count = held_batches(view.first_sequence, skipped)
+        log.warning("%s", removed_before(count, url, config, "this command"))
 
 
 def _begin_of(queue: Target, reader: ReadOnlyReader, start: Start) -> int:

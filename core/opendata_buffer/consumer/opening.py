@@ -13,7 +13,7 @@ The order of the steps keeps a failed start harmless:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -129,7 +129,7 @@ def take_over(
         if position is not None:
             _check_resumable(position, queue, config, store.url, manifest.next_sequence)
             if start is None and first:
-                _report_loss_of_first(config, first, allowed=allow_data_loss)
+                _report_loss_of_first(config, first, queue.skipped, allowed=allow_data_loss)
         progress = QueueProgress(config.data_path_prefix, isolation, first, position)
     if last_acked is not None and first > last_acked + 1:
         warn_data_loss(config.manifest_path, last_acked + 1, first)
@@ -216,6 +216,7 @@ def check_data_loss(
     allowed: bool,
     cause: str,
     open_from: int | None = None,
+    skipped: Callable[[], Sequence[tuple[int, int]]] = tuple,
 ) -> Cursors:
     """Check that a queue still has the entry that its reader hands out next (failure F28).
 
@@ -226,6 +227,7 @@ def check_data_loss(
         allowed: Skip lost entries with a warning.
         cause: A sentence with the likely cause of a loss.
         open_from: The first sequence of an undecided transaction, for the error.
+        skipped: Returns the ranges of sequences that never held batches, for the error.
 
     Returns:
         The cursors. If entries are lost and that is allowed, they are moved to the oldest entry.
@@ -245,7 +247,11 @@ def check_data_loss(
             log_ = manifest.log
             queue = queue_name(log_.store.url, log_.config)
             hints.append(Hint(Action.RESET_READER, queue, oldest, readers=(log_.reader,)))
-        raise DataLoss(key, needed, oldest, cause, *hints, open_from=open_from)
+        ranges = skipped()
+        if any(after == oldest for _, after in ranges):
+            cause = ""  # A repair has made the gap, and the error says so.
+        more: list[str | Hint] = [cause, *hints] if cause else [*hints]
+        raise DataLoss(key, needed, oldest, *more, open_from=open_from, skipped=ranges)
     warn_data_loss(key, needed, oldest)
     return cursors.jump(oldest)
 
@@ -289,11 +295,14 @@ def _claim_position(
     return Position(position.queue_id, progress.first_needed - 1)
 
 
-def _report_loss_of_first(config: ConsumerConfig, first: int, *, allowed: bool) -> None:
+def _report_loss_of_first(
+    config: ConsumerConfig, first: int, skipped: Sequence[tuple[int, int]], *, allowed: bool
+) -> None:
     """Report that a position needs sequence 0, which is gone and which the claim did not check."""
     if not allowed:
         cause = "Another consumer read this queue."
-        raise DataLoss(config.manifest_path, 0, first, cause, Hint(Action.ACCEPT_LOSS))
+        hint = Hint(Action.ACCEPT_LOSS)
+        raise DataLoss(config.manifest_path, 0, first, cause, hint, skipped=skipped)
     warn_data_loss(config.manifest_path, 0, first)
 
 

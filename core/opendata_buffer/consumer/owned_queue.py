@@ -83,6 +83,7 @@ class OwnedQueue:
                 self.queue.key,
                 allowed=self._allow_data_loss,
                 cause=_LOST,
+                skipped=lambda: self.queue.skipped,
                 open_from=None if self._progress is None else self._progress.open_from,
             )
         self.next_sequence = manifest.next_sequence

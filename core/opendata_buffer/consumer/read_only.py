@@ -7,6 +7,8 @@ that the queue's consumer dequeues first is lost to this reader, which raises ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import Repeats
@@ -16,6 +18,7 @@ from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_view import LogView
+from opendata_buffer.queue.marker import skipped_ranges
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.queue.queue import Queue
@@ -198,5 +201,13 @@ class ReadOnlyReader:
 
     def _check_data_loss(self, cursors: Cursors, manifest: Manifest | LogView) -> Cursors:
         return check_data_loss(
-            cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=self._cause
+            cursors,
+            manifest,
+            self._queue.key,
+            allowed=self._allow_data_loss,
+            cause=self._cause,
+            skipped=self._skipped,
         )
+
+    def _skipped(self) -> Sequence[tuple[int, int]]:
+        return skipped_ranges(self.store, self.config, self.runtime)

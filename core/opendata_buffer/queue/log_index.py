@@ -105,12 +105,9 @@ class LogIndex:
                 version wrote them.
         """
         found = INDEX.decode(data)
-        readers, lost = found.items("readers"), found.items("lost", [])
+        readers, lost = found.items("readers"), found.ranges("lost")
         if not all(isinstance(name, str) for name in readers):
             raise found.wrong("readers", "a list of names")
-        are_pairs = all(isinstance(gap, list) and len(gap) == 2 for gap in lost)
-        if not are_pairs or not all(map(is_number, chain(*lost))):
-            raise found.wrong("lost", "a list of ranges")
         missing = found.mapping("missing", {})
         if not all(map(is_number, missing.values())):
             raise found.wrong("missing", "names with times in milliseconds")
@@ -119,7 +116,7 @@ class LogIndex:
             queue_id=found.text("queue"),
             levels=tuple(parts_in(found, "levels", level) for level in found.items("levels")),
             readers=tuple(readers),
-            lost=tuple((first, end) for first, end in lost),
+            lost=lost,
             missing=missing,
         )
         made._check(found)

@@ -23,6 +23,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.marker import skipped_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,15 @@ def move_entries(log: Log, manifest: Manifest) -> LogIndex | None:
             break
         # Store the object first, so that the index never names a missing segment (failure F43).
         part = log.segments.add(manifest.part(first, end))
-        if first > index.end:  # failure F42
+        skipped = skipped_ranges(log.store, log.config, log.runtime) if first > index.end else ()
+        if any(after == first for _, after in skipped):
+            logger.warning(
+                "manifest %r was rebuilt: the log continues at sequence %d after %d",
+                log.config.manifest_path,
+                first,
+                index.end - 1,
+            )
+        elif first > index.end:  # failure F42
             logger.error(
                 "sequences %d to %d were removed from manifest %r by a consumer that does not "
                 "know logs (the manifest has epoch %d). Readers have lost them. Stop that "

@@ -28,6 +28,8 @@ prefix belongs, and it holds a watermark that this manifest has reached at least
 * ``index_changes`` is a watermark for the index of a log, which counts its own changes. An index
   with a lower count was restored from an old copy (failure F46).
 * ``log`` is true for a queue that has become a log.
+* ``skipped`` has the ranges of sequences, first and one past the last, that never held batches,
+  because a repair let a rebuilt manifest begin after them. Errors about losses do not count them.
 
 For example, the manifest ends at 50 and the marker says 42. An operator restores yesterday's
 manifest, which ends at 30. The next program reads the marker first, sees that 30 is below 42, and
@@ -45,7 +47,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -64,6 +66,9 @@ _OWNER = Sidecar("the owner marker", "If one queue alone uses this data prefix, 
 
 IS_LOG = "log"
 """Field of the marker that is true for a log. It is never taken back."""
+
+MOST_SKIPPED = 20
+"""Most ranges in ``skipped``, one for each repair. The last ones are kept."""
 
 _NOTE_DEADLINE_MS = 5_000
 """Longest wait for a write of a watermark, in milliseconds."""
@@ -143,6 +148,7 @@ class PrefixOwner:
         watermark: None before the first one was written.
         grace_ms: The grace period in milliseconds; None in a marker of release 0.1.
         index_changes: Changes of a log's index; None before they were noted.
+        skipped: Ranges of sequences that never held batches: first, and one past the last.
         others: Fields of later releases, and the field that marks a log.
     """
 
@@ -151,6 +157,7 @@ class PrefixOwner:
     watermark: Watermark | None = None
     grace_ms: int | None = None
     index_changes: int | None = None
+    skipped: tuple[tuple[int, int], ...] = ()
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self, data_path_prefix: str) -> bytes:
@@ -165,6 +172,8 @@ class PrefixOwner:
             own["grace_period_ms"] = self.grace_ms
         if self.index_changes is not None:
             own["index_changes"] = self.index_changes
+        if self.skipped:
+            own["skipped"] = [list(each) for each in self.skipped]
         return _OWNER.encode(own, self.others)
 
     @classmethod
@@ -197,7 +206,9 @@ class PrefixOwner:
         grace_ms = fields.number("grace_period_ms", None, least=1)
         changes = fields.number("index_changes", None)
         queue_id = fields.text("id", "")
-        return cls(manifest_path, queue_id, watermark, grace_ms, changes, fields.others())
+        skipped = fields.ranges("skipped")[-MOST_SKIPPED:]
+        others = fields.others()
+        return cls(manifest_path, queue_id, watermark, grace_ms, changes, skipped, others)
 
 
 def owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[PrefixOwner]:
@@ -223,6 +234,31 @@ def quick_owner_object(
     """
     quick = config.with_timeout(min(_NOTE_DEADLINE_MS, config.timeout_ms))
     return owner_object(store, quick, runtime)
+
+
+def skipped_ranges(
+    store: CasStore, config: QueueConfig, runtime: Runtime
+) -> Sequence[tuple[int, int]]:
+    """Read the ranges of sequences that never held batches, with one small request.
+
+    Args:
+        store: Where the queue is.
+        config: The queue.
+        runtime: Clock and sleep.
+
+    Returns:
+        The ranges: first, and one past the last. Empty if the marker is gone or cannot be read.
+
+    Raises:
+        StorageError: The store did not answer.
+    """
+    owner = IndexMark(store, config, runtime).read()
+    return () if owner is None else owner.skipped
+
+
+def held_batches(end: int, skipped: Sequence[tuple[int, int]]) -> int:
+    """Return how many of the sequences before ``end`` may have held a batch."""
+    return end - sum(min(end, after) - first for first, after in skipped if first < end)
 
 
 class IndexMark:

@@ -46,6 +46,7 @@ from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.marker import (
     IS_LOG,
+    MOST_SKIPPED,
     PrefixOwner,
     Watermark,
     owner_key,
@@ -96,6 +97,8 @@ class QueueClaim:
         """The grace period of the queue, in milliseconds."""
         self.is_log = owner.others.get(IS_LOG) is True
         """Whether the queue has named readers (:mod:`opendata_buffer.queue.reader_queue`)."""
+        self.skipped = owner.skipped
+        """Ranges of sequences that never held batches: first, and one past the last."""
 
     def check(self, manifest: Manifest | None) -> None:
         """Refuse a manifest that is gone or below the watermark.
@@ -137,10 +140,35 @@ class QueueClaim:
                 watermark=watermark,
                 grace_ms=grace_ms,
                 index_changes=None,
+                skipped=(),
             )
 
         owner = owner_object(self._store, self._config, self._runtime).change(renewed)
         return QueueClaim(self._store, self._config, self._runtime, owner)
+
+    def note_skipped(self, first: int, end: int) -> None:
+        """Note that a rebuilt manifest begins at ``end``, and that nothing was ever at ``first``.
+
+        A failure is only logged: errors about losses then count these sequences as batches.
+
+        Args:
+            first: The first sequence that never held a batch.
+            end: The first sequence of the manifest.
+        """
+
+        def noted(before: PrefixOwner | None) -> PrefixOwner | None:
+            if before is None or before.queue_id != self.queue_id:
+                return before
+            if (first, end) in before.skipped:
+                return before
+            return replace(before, skipped=(*before.skipped, (first, end))[-MOST_SKIPPED:])
+
+        try:
+            outcome: object = self._object.update(noted)
+        except errors.OpenDataBufferError as error:
+            outcome = error
+        if not isinstance(outcome, outcomes.Applied):
+            log.warning("the owner marker %s was not written: %s", self._object.key, outcome)
 
     def note(self, manifest: Manifest, *, now: bool = False, acked_location: str = "") -> None:
         """Raise the watermark in the marker to a manifest that was just read or written.

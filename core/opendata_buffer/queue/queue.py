@@ -218,6 +218,8 @@ class Queue:
         """The id of the queue; empty without a claim."""
         self.is_log = claim is not None and claim.is_log
         """Whether the queue was a log when it was claimed."""
+        self.skipped: Sequence[tuple[int, int]] = () if claim is None else claim.skipped
+        """Ranges of sequences that never held batches: first, and one past the last."""
         # Sequence and location of the last entry that a change took out.
         self._dropped: tuple[int, str] | None = None
         self._role = {"role": role}
@@ -473,6 +475,7 @@ class Queue:
                     self._config,
                     self._store.url,
                     allow_data_loss=allow_data_loss,
+                    skipped=self.skipped,
                 )
             after = before.with_epoch(before.epoch + 1)
             return after if last_acked_sequence is None else after.drop_through(last_acked_sequence)

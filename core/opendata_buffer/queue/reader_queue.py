@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opendata_buffer import errors, metrics, outcomes
@@ -126,6 +126,11 @@ class ReaderQueue:
         self._claimed: ReaderPosition | None = None
         self.newly_registered = False
         """Whether this object added the reader to the index."""
+
+    @property
+    def skipped(self) -> Sequence[tuple[int, int]]:
+        """Ranges of sequences that never held batches: first, and one past the last."""
+        return self._queue.skipped
 
     @property
     def begins_after(self) -> int:
@@ -452,7 +457,7 @@ class ReaderQueue:
         if self._log.reader:
             queue = queue_name(self._store.url, self._config)
             hints.append(Hint(Action.RESET_READER_TO_EARLIEST, queue, readers=(self.name,)))
-        return errors.DataLoss(self.key, needed, index.floor, why, *hints)
+        return errors.DataLoss(self.key, needed, index.floor, why, *hints, skipped=self.skipped)
 
     def _passed(self, index: LogIndex, before: ReaderPosition | None, given: int | None) -> str:
         """Return why the floor is above the sequence at which the reader wants to begin."""

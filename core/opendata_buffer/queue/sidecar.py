@@ -227,6 +227,24 @@ class SidecarFields:
         found: list[Any] = self._get(name, default, lambda value: isinstance(value, list), "a list")
         return found
 
+    def ranges(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Read a list of ranges, each of which is a list of two numbers.
+
+        Args:
+            name: The name of the field.
+
+        Returns:
+            The ranges; empty if the field is missing.
+
+        Raises:
+            CorruptData: The field has another form.
+        """
+        found = self.items(name, [])
+        for each in found:
+            if not (isinstance(each, list) and len(each) == 2 and all(map(is_number, each))):
+                raise self.wrong(name, "a list of ranges")
+        return tuple((first, end) for first, end in found)
+
     @overload
     def mapping(self, name: str) -> dict[str, Any]: ...
     @overload

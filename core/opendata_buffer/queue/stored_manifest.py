@@ -20,7 +20,7 @@ or from the position that a consumer has saved (:func:`check_resume`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from opendata_buffer import errors
 from opendata_buffer.config import QueueConfig
@@ -150,7 +150,13 @@ def vanished(config: QueueConfig, url: str) -> errors.QueueReset:
 
 
 def check_resume(
-    now: Manifest | None, last_acked: int, config: QueueConfig, url: str, *, allow_data_loss: bool
+    now: Manifest | None,
+    last_acked: int,
+    config: QueueConfig,
+    url: str,
+    *,
+    allow_data_loss: bool,
+    skipped: Sequence[tuple[int, int]] = (),
 ) -> None:
     """Check that a consumer can continue after the last batch that it acknowledged.
 
@@ -160,6 +166,7 @@ def check_resume(
         config: The queue.
         url: The URL of the store.
         allow_data_loss: Accept that later batches were removed by another consumer.
+        skipped: Ranges of sequences that never held batches, for the error.
 
     Raises:
         InvalidInput: The sequence is negative.
@@ -183,12 +190,15 @@ def check_resume(
         why = ends_before(last_acked, now.next_sequence, config.manifest_path, url)
         raise errors.QueueReset(f"{why} Start without a position to read what is queued now.")
     if last_acked + 1 < now.first_sequence and not allow_data_loss:
+        was_rebuilt = any(after == now.first_sequence for _, after in skipped)
+        cause = "Another consumer read this queue. Resume from its position."
         raise errors.DataLoss(
             config.manifest_path,
             last_acked + 1,
             now.first_sequence,
-            "Another consumer read this queue. Resume from its position.",
+            *(() if was_rebuilt else (cause,)),
             Hint(Action.ACCEPT_LOSS),
+            skipped=skipped,
         )
 
 

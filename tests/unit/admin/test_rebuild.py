@@ -20,12 +20,13 @@ from opendata_buffer.admin.fsck import (
     plan_repair,
     repair,
 )
-from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, rebuild
+from opendata_buffer.admin.rebuild import SEQUENCES_AHEAD, RebuildPlan, plan_rebuild, rebuild
 from opendata_buffer.admin.target import Target
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS as GRACE_MS
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
-from opendata_buffer.errors import Conflict, InvalidInput, PermanentStorageError
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.errors import Conflict, DataLoss, InvalidInput, PermanentStorageError
 from opendata_buffer.formats.batch import (
     Compression,
     Transaction,
@@ -324,6 +325,40 @@ def test_a_saved_position_is_not_valid_in_the_rebuilt_queue() -> None:
     rebuild(Target(store, CONFIG, RUNTIME))
     with pytest.raises(Exception, match="needed but manifest"):
         Consumer(CONFIG, 4, store=store)
+
+
+@pytest.mark.parametrize("acked", [1, 4])
+def test_a_loss_after_a_rebuild_counts_only_batches_that_existed(
+    acked: int,
+) -> None:
+    store = damaged("removed")
+    rebuild(Target(store, CONFIG, RUNTIME))
+    first = Manifest.parse(bytes_of(store, KEY)).first_sequence
+    with pytest.raises(DataLoss) as lost:
+        Consumer(CONFIG, acked, store=store)
+    assert lost.value.count == 4 - acked
+    assert (lost.value.needed, lost.value.oldest) == (acked + 1, first)
+    assert f"Sequences 5 to {first - 1} never held batches" in str(lost.value)
+    assert "Another consumer" not in str(lost.value)
+    assert ("3 batches before them were queued again" in str(lost.value)) == (acked == 1)
+    reader = ReadOnlyReader(CONFIG, store=store, runtime=RUNTIME)
+    with pytest.raises(DataLoss) as lost:
+        reader.seek(acked + 1)
+    assert lost.value.count == 4 - acked
+
+
+def test_a_second_rebuild_adds_its_own_gap_and_a_new_queue_has_none() -> None:
+    store = damaged("removed")
+    target = Target(store, CONFIG, RUNTIME)
+    for _ in range(2):
+        rebuild(target)
+        store.delete_many([KEY])
+    claim = target.owner()
+    assert claim is not None
+    (first, after), (second, end) = claim.skipped
+    assert (first, after - first, end - second) == (5, SEQUENCES_AHEAD, SEQUENCES_AHEAD)
+    assert second > after, "the batches of the first rebuild are in between"
+    assert claim.start_over(None).skipped == ()
 
 
 def test_f1_a_rebuild_whose_answer_was_lost_happens_once() -> None:

@@ -1171,6 +1171,13 @@ def test_a_rebuilt_manifest_repeats_nothing_that_segments_have(
     assert result.stdout_bytes.splitlines() == numbers(2, end)
     assert result.exit_code == 1
     assert command_in(result.stderr, "readers reset") == command_in(shown, "readers reset")
+    first = rebuilt.first_sequence
+    assert f"Sequences 40 to {first - 1} never held batches" in result.stderr
+    assert f"The {40 - end} batches before them were queued again from {first} on" in result.stderr
+    assert "consumer" not in result.stderr, "no consumer is to blame"
+    (note,) = (line for line in json_of("status", url)["notes"] if "sequences" in line)
+    assert f"sequences {end} to 39 are gone from the log" in note
+    assert f"sequences 40 to {first - 1} never held batches" in note
     ok(*command_in(shown, "readers reset"))
     assert sorted(records("consume", url, "--ack", "--reader", "x")) == numbers(end, 40)
 

@@ -7,7 +7,7 @@ import pytest
 from opendata_buffer.errors import (
     CorruptData,
 )
-from opendata_buffer.queue.marker import PrefixOwner, Watermark
+from opendata_buffer.queue.marker import MOST_SKIPPED, PrefixOwner, Watermark, held_batches
 
 
 @pytest.mark.parametrize("key", ["ingest", "tenant#1/100%/ä", "a/b/c"])
@@ -31,3 +31,14 @@ def test_an_incomplete_watermark_is_ignored_and_an_invalid_one_is_refused() -> N
         PrefixOwner.from_json(data, "ingest")
     with pytest.raises(CorruptData, match="not the path of a manifest"):
         PrefixOwner.from_json(b'{"version": 1, "manifest": ""}', "ingest")
+
+
+def test_ranges_that_never_held_batches_round_trip_and_only_the_last_are_kept() -> None:
+    ranges = tuple((10 * number, 10 * number + 5) for number in range(MOST_SKIPPED + 1))
+    marker = PrefixOwner("ingest/manifest", "01J5", skipped=ranges)
+    found = PrefixOwner.from_json(marker.to_json("ingest"), "ingest")
+    assert found.skipped == ranges[1:]
+    assert b"skipped" not in PrefixOwner("ingest/manifest", "01J5").to_json("ingest")
+    assert held_batches(12, ranges) == 5
+    with pytest.raises(CorruptData, match="a list of ranges"):
+        PrefixOwner.from_json(b'{"version": 1, "manifest": "manifest", "skipped": [3]}', "ingest")
