@@ -66,8 +66,7 @@ class OpenDataBufferError(Exception):
     @property
     def problem(self) -> str:
         """The message without its hints."""
-        parts = (part for part in self.args if not isinstance(part, Hint))
-        return render(parts, self.surface).rstrip()
+        return render(self.args, self.surface, with_hints=False).rstrip()
 
     @property
     def hints(self) -> tuple[Hint, ...]:

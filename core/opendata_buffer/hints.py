@@ -554,7 +554,7 @@ Part = str | Setting | Hint
 """A part of a message."""
 
 
-def render(parts: Iterable[object], surface: Surface) -> str:
+def render(parts: Iterable[object], surface: Surface, *, with_hints: bool = True) -> str:
     """Put the parts of a message together for a surface.
 
     A hint begins a new sentence, and the text after it another one. All else is joined as it is.
@@ -562,6 +562,7 @@ def render(parts: Iterable[object], surface: Surface) -> str:
     Args:
         parts: The parts of the message. Other objects are shown as ``str()`` shows them.
         surface: Where the message is shown.
+        with_hints: Show the hints; otherwise the message is the problem alone.
 
     Returns:
         The message.
@@ -569,7 +570,8 @@ def render(parts: Iterable[object], surface: Surface) -> str:
     found, after_hint = "", False
     for part in parts:
         if isinstance(part, Hint):
-            found = _sentence(found) + part.text(surface)
+            if with_hints:
+                found = _sentence(found) + part.text(surface)
             after_hint = True
             continue
         text = part.text(surface) if isinstance(part, Setting) else str(part)

@@ -126,6 +126,11 @@ def test_an_error_has_a_problem_and_hints_and_shows_both() -> None:
     assert error.text(Surface.SHELL) == str(error).replace("timeout_ms", "--timeout-ms")
 
 
+def test_the_problem_has_the_sentence_after_a_hint() -> None:
+    problem = errors.QueueFull("m", 100, 90, 7, None).problem
+    assert problem.endswith("7 batches wait for the consumer. Nothing was appended.")
+
+
 def test_an_error_is_shown_in_the_words_of_its_surface_also_after_pickling() -> None:
     error = errors.ClaimLost(7)
     error.surface = Surface.SHELL

@@ -22,6 +22,7 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
+from opendata_buffer.hints import Setting
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, ObjectInfo, check_size
 from opendata_buffer.stores.clients import (
@@ -296,7 +297,11 @@ def connect(host: str, options: StoreOptions) -> Any:
     if by_string and (options.anonymous or options.service_credential is not None):
         raise InvalidInput(
             "the store URL names no storage account, and AZURE_STORAGE_CONNECTION_STRING has "
-            f"credentials of its own: use {_URL}, or leave anonymous and service_credential out"
+            f"credentials of its own: use {_URL}, or leave ",
+            Setting("anonymous"),
+            " and ",
+            Setting("service_credential"),
+            " out",
         )
     if text:
         check_resolved(text.replace(" ", ""), "AZURE_STORAGE_CONNECTION_STRING")

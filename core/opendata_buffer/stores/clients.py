@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from opendata_buffer.config import flaw_of, hide_secrets, redacted, remember_secret
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.hints import Setting
 
 _CREDENTIALS = {
     "s3": ("get_credentials", "an instance profile"),
@@ -55,20 +56,22 @@ def service_credential(name: str, scheme: str) -> Any:
             continue
         if not hasattr(found, method):
             raise InvalidInput(
-                f"service_credential {name!r} is for another cloud than {scheme}://: use one for "
-                "the store's cloud"
+                Setting("service_credential"),
+                f" {name!r} is for another cloud than {scheme}://: use one for the store's cloud",
             )
         return found
     if not failed:
         raise PermanentStorageError(
-            f"service_credential is {name!r}, and only Databricks has such: neither dbutils nor "
+            Setting("service_credential"),
+            f" is {name!r}, and only Databricks has such: neither dbutils nor "
             "databricks.service_credentials is here. Use Databricks Runtime 16.2 or later, or "
-            "leave it out and let the cloud's own credentials be used"
+            "leave it out and let the cloud's own credentials be used",
         )
     raise PermanentStorageError(
-        f"service_credential {name!r} gives no credentials here ({'; '.join(failed)}). Check the "
-        "name, and that this process's user has ACCESS on it in Unity Catalog. Where Databricks "
-        f"gives none to the process that plans a query, give the compute {instead}"
+        Setting("service_credential"),
+        f" {name!r} gives no credentials here ({'; '.join(failed)}). Check the name, and that this "
+        "process's user has ACCESS on it in Unity Catalog. Where Databricks gives none to the "
+        f"process that plans a query, give the compute {instead}",
     )
 
 

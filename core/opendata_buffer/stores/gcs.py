@@ -25,6 +25,7 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
+from opendata_buffer.hints import Setting
 from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import Blob, DeleteFailure, ObjectInfo
 from opendata_buffer.stores.clients import (
@@ -473,8 +474,8 @@ def connect(options: StoreOptions) -> GcsClient:
     # Never send a token in the clear. Emulators ask for none.
     if options.service_credential is not None and is_plain:
         raise InvalidInput(
-            f"service_credential is {options.service_credential!r} and {endpoint} is not https: "
-            "leave one out"
+            Setting("service_credential"),
+            f" is {options.service_credential!r} and {endpoint} is not https: leave one out",
         )
     pool = CheckedPool(maxsize=options.max_connections, num_pools=4)
     if options.anonymous or is_plain:
