@@ -1,4 +1,4 @@
-"""Interrupts a call at a chosen step, as Ctrl-C may."""
+"""Interrupting a call at a chosen step, like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class _InterruptAt:
 
 
 def each_step(*, least: int, opcodes: bool = False) -> Iterator[Interrupt]:
-    """Functions that run a call with ``KeyboardInterrupt`` at step 1, 2, ... until none is left.
+    """Yield functions that run a call with ``KeyboardInterrupt`` at step 1, 2, and so on.
 
-    A step is a line, or with ``opcodes`` an instruction, in whichever function of this thread.
+    A step is a line, or with ``opcodes`` an instruction, in any function of this thread.
     There must be more than ``least``.
     """
     step, more = 0, True
@@ -41,7 +41,7 @@ def each_step(*, least: int, opcodes: bool = False) -> Iterator[Interrupt]:
         nonlocal more
         before = sys.gettrace()
         tracer = _InterruptAt(step, "opcode" if opcodes else "line")
-        # Python 3.12 traces no instructions but those of frames that ask for it before settrace().
+        # Python 3.12 traces instructions only of frames that ask for it before settrace().
         sys._getframe().f_trace_opcodes = opcodes
         with no_collections():
             sys.settrace(tracer)

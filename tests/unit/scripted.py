@@ -1,4 +1,4 @@
-"""A store whose conditional puts follow a script: each entry is what one put does."""
+"""A store whose conditional puts follow a script with one step per put."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Step = Callable[["ScriptedStore", str, bytes, str | None], PutOutcome]
 
 
 class ScriptedStore(MemoryStore):
-    """Takes one step of the script per ``put_if``; behaves once the script is over."""
+    """Takes one step of the script per ``put_if``, and works normally after the script."""
 
     def __init__(self, *script: Step) -> None:
         super().__init__("scripted")
@@ -39,7 +39,7 @@ class ScriptedStore(MemoryStore):
 
 
 class DeafStore(MemoryStore):
-    """Takes requests and never answers: each lasts until the caller's deadline, or an hour."""
+    """Never answers a request. Each call lasts until the caller's deadline, or an hour."""
 
     def __init__(self, runtime: ManualRuntime) -> None:
         super().__init__("deaf")
@@ -77,11 +77,11 @@ applied = _step(None, is_applied=True)
 applied_answer_lost = _step(outcomes.Unknown("read timed out"), is_applied=True)
 not_applied_answer_lost = _step(outcomes.Unknown("connection reset"), is_applied=False)
 applied_then_412 = _step(outcomes.Conflict(), is_applied=True)
-"""What a client or proxy that repeats the request makes of its own success."""
+"""Apply the write and answer 412, like a client or proxy that repeats its own request."""
 
 
 def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
-    """``step``, and before the caller can look again, ``meanwhile``."""
+    """Return a step that calls ``meanwhile`` after ``step``, before the caller can read again."""
 
     def both(store: ScriptedStore, key: str, data: bytes, when: str | None) -> PutOutcome:
         outcome = step(store, key, data, when)
@@ -92,7 +92,7 @@ def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
 
 
 def before(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
-    """``meanwhile``, by another writer, just before ``step``."""
+    """Return a step that calls ``meanwhile`` just before ``step``, like another writer."""
 
     def both(store: ScriptedStore, key: str, data: bytes, when: str | None) -> PutOutcome:
         meanwhile(store)

@@ -1,4 +1,4 @@
-"""The data batch, to and from Arrow."""
+"""Encoding data batches from Arrow, and decoding them to Arrow."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def block_of(array: Any) -> bytes:
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)
-def test_every_layout_of_text_and_bytes(kind: pa.DataType) -> None:
+def test_every_arrow_layout_of_text_and_bytes_is_encoded(kind: pa.DataType) -> None:
     assert block_of(pa.array(RECORDS, pa.binary()).cast(kind)) == join_records(RECORDS)
     assert block_of(pa.array([b"ab", b"cd"], pa.binary(2))) == join_records([b"ab", b"cd"])
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)
-def test_chunks_and_empty_arrays(kind: pa.DataType) -> None:
+def test_chunked_and_empty_arrays_are_encoded(kind: pa.DataType) -> None:
     pieces = [RECORDS[:1], [], RECORDS[1:3], RECORDS[3:]]
     chunks = [pa.array(piece, pa.binary()).cast(kind) for piece in pieces]
     whole = pa.chunked_array(chunks, kind)
@@ -71,7 +71,7 @@ def test_chunks_and_empty_arrays(kind: pa.DataType) -> None:
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 @pytest.mark.parametrize("row", [0, 2, 4])
-def test_a_null_is_refused_by_its_row(kind: pa.DataType, row: int) -> None:
+def test_the_error_about_a_null_has_its_row(kind: pa.DataType, row: int) -> None:
     values: list[bytes | None] = [b"a", b"b", b"c", b"d", b"e"]
     values[row] = None
     array = pa.array(values, pa.binary()).cast(kind)
@@ -79,7 +79,7 @@ def test_a_null_is_refused_by_its_row(kind: pa.DataType, row: int) -> None:
         encode_arrow_block(array)
     with pytest.raises(InvalidInput, match=f"row {row} is null"):
         encode_arrow_block(pa.chunked_array([array.slice(0, 2), array.slice(2)]))
-    # A null outside the slice is nobody's business.
+    # A null outside the slice is ignored.
     assert len(block_of(array.slice(row + 1))) == 5 * (4 - row)
 
 
@@ -101,7 +101,7 @@ def test_other_types_are_refused(wrong: Any) -> None:
         encode_arrow_block([b"a"])
 
 
-def test_any_ordered_collection_of_records_is_listed() -> None:
+def test_any_ordered_collection_of_records_is_accepted() -> None:
     array = pa.array(RECORDS)
     for kept in (RECORDS, tuple(RECORDS), array, pa.chunked_array([array])):
         assert listed(kept) is kept
@@ -110,7 +110,7 @@ def test_any_ordered_collection_of_records_is_listed() -> None:
 
 
 @pytest.mark.parametrize("one", [b"record", bytearray(b"record"), memoryview(b"record"), "text"])
-def test_one_record_is_no_collection_of_records(one: object) -> None:
+def test_a_single_record_is_not_accepted_as_a_collection(one: object) -> None:
     with pytest.raises(InvalidInput, match=f"entries is one {type(one).__name__}: give a list"):
         listed(one)
 
@@ -119,12 +119,12 @@ def test_one_record_is_no_collection_of_records(one: object) -> None:
     ("wrong", "what"),
     [({b"a": 1}, "of type dict"), ({b"a"}, "of type set"), (list, "the class list"), (7, "7 ")],
 )
-def test_what_has_no_order_or_no_records_is_refused(wrong: object, what: str) -> None:
+def test_unordered_collections_and_other_types_are_refused(wrong: object, what: str) -> None:
     with pytest.raises(InvalidInput, match=f"entries is {what}.*: use a list of bytes, or an Arr"):
         listed(wrong)
 
 
-def test_f34_a_block_beyond_32_bit_offsets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f34_a_block_above_32_bit_offsets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow, "MAX_BLOCK_BYTES", 100)
     ten = pa.array([b"123456"] * 10)
     assert len(block_of(ten)) == 100
@@ -133,14 +133,14 @@ def test_f34_a_block_beyond_32_bit_offsets_is_refused(monkeypatch: pytest.Monkey
             encode_arrow_block(array)
 
 
-def test_slices_of_an_array_beyond_32_bits_are_encoded_and_the_whole_is_refused() -> None:
-    size = 3 << 30  # of address space: only the last page is touched
+def test_slices_of_an_array_above_32_bits_are_encoded_but_not_the_whole_array() -> None:
+    size = 3 << 30  # of address space, of which only the last page is touched
     data = mmap(-1, size)
     data[-3:] = b"end"
     offsets = pa.py_buffer(struct.pack("<4q", 0, size - 3, size - 1, size))
     array = pa.Array.from_buffers(pa.large_binary(), 3, [None, offsets, pa.py_buffer(data)])
     assert block_of(array.slice(1)) == join_records([b"en", b"d"])
-    with pytest.raises(InvalidInput, match="pass it in slices"):  # before it is joined
+    with pytest.raises(InvalidInput, match="pass it in slices"):  # before the array is joined
         encode_arrow_block(array)
 
 
@@ -158,7 +158,9 @@ print("pandas" in sys.modules)
 
 @pytest.mark.parametrize("compression", list(Compression))
 @pytest.mark.parametrize("repeat", [0, 1, 63, 64, 65, 3000])
-def test_decoding_gives_plain_binary_without_nulls(repeat: int, compression: Compression) -> None:
+def test_decoding_returns_binary_arrays_without_nulls(
+    repeat: int, compression: Compression
+) -> None:
     data = encode_batch(RECORDS * repeat, compression)
     array = decode_arrow(data, 1 << 40)
     assert array == decode_arrow(memoryview(data)) == decode_arrow(bytearray(data))
@@ -175,7 +177,7 @@ def test_the_array_outlives_the_batch() -> None:
     assert array.to_pylist() == RECORDS * 500
 
 
-def test_the_plain_path_of_big_endian_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_for_big_endian_machines_decodes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.byteorder", "big")
     many = RECORDS * 500
     assert block_of(pa.array(many, pa.binary())) == join_records(many)
@@ -185,7 +187,7 @@ def test_the_plain_path_of_big_endian_machines(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("many", [300, 70_000])
-def test_f20_the_sum_of_the_lengths_must_be_the_block(many: int) -> None:
+def test_f20_the_lengths_must_add_up_to_the_block(many: int) -> None:
     block = join_records([b"abc"] * many)
     good = block + b"\x00" + struct.pack("<IH", many, 1)
     assert len(decode_arrow(good)) == many
@@ -206,7 +208,7 @@ def test_f20_the_sum_of_the_lengths_must_be_the_block(many: int) -> None:
 
 @pytest.fixture
 def loaded() -> ModuleType:
-    """The module as a new process loads it, which makes head and tail at that moment."""
+    """Load the module as a new process does, which builds head and tail."""
     spec = importlib.util.spec_from_file_location(arrow.__name__, arrow.__file__)
     assert spec is not None
     assert spec.loader is not None
@@ -234,7 +236,7 @@ def test_a_block_between_head_and_tail_is_a_parquet_file(
 
 
 @pytest.mark.parametrize(("size", "count"), [(2**27, 2**26), (2**31 - 1024, 2**29 - 256)])
-def test_the_figures_of_the_largest_blocks_are_read(
+def test_the_sizes_of_the_largest_blocks_are_encoded_correctly(
     size: int, count: int, loaded: ModuleType
 ) -> None:
     file = loaded.head(size, count) + loaded.tail(size, count)
@@ -247,16 +249,16 @@ def test_the_figures_of_the_largest_blocks_are_read(
 
 @pytest.mark.parametrize("count", [0, 1, 127, 128, 2**31 - 1, 2**32 - 1])
 @pytest.mark.parametrize("size", [0, 63, 64, 2**31 - 1])
-def test_head_and_tail_fit_the_room_left_for_them(size: int, count: int) -> None:
+def test_head_and_tail_fit_into_their_reserved_space(size: int, count: int) -> None:
     assert len(head(size, count)) == HEAD_SIZE
     assert len(tail(size, count)) == TAIL_SIZE
 
 
-# Memory to read a batch to, and batches that are read in parts while they are decoded
+# Buffers for reading a batch, and batches that are read in parts during decoding.
 
 
 class Stored:
-    """An object in a store, and which parts of it were read."""
+    """An object in a store that records which parts of it were read."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -280,7 +282,7 @@ def assert_about(arrays: list[pa.Array], wanted_bytes: int) -> None:
 
 @pytest.mark.parametrize("compression", list(Compression))
 @pytest.mark.parametrize("array_bytes", [1_000, 7_000, 10_000, 1 << 30])
-def test_a_batch_in_arrows_memory_is_decoded_in_arrays_of_the_wanted_size(
+def test_a_batch_in_arrow_memory_is_decoded_in_arrays_of_the_requested_size(
     array_bytes: int, compression: Compression
 ) -> None:
     data = encode_batch(VARIED, compression)
@@ -295,25 +297,25 @@ def test_a_batch_in_arrows_memory_is_decoded_in_arrays_of_the_wanted_size(
         assert_about(arrays, array_bytes)
     else:
         assert len(arrays) == 1
-    assert bytes(buffer.data) == data, "what was read stays as it is"
+    assert bytes(buffer.data) == data, "the bytes that were read are unchanged"
     assert decode_arrow(buffer).to_pylist() == decode_records(buffer) == VARIED
 
 
-def test_a_large_batch_is_read_while_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_batch_is_read_during_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode_batch(VARIED)
     monkeypatch.setattr(arrow, "WHOLE_BYTES", len(data) - 1)
     stored = Stored(data)
     buffer = ReadBuffer(stored.read)
     assert (buffer.in_parts, len(buffer), len(buffer.data)) == (True, len(data), 0)
     block = open_arrow(buffer)
-    assert stored.reads[1:] == [(len(data) - 7, 7)], "the footer alone"
+    assert stored.reads[1:] == [(len(data) - 7, 7)], "only the footer"
     arrays = list(block.pieces(5_000))
     assert pa.concat_arrays(arrays).to_pylist() == VARIED
     assert_about(arrays, 5_000)
     assert all(size <= 5_000 * 9 // 8 for _, size in stored.reads[1:])
     assert bytes(buffer.whole().data) == data
     assert decode_records(buffer) == VARIED
-    # As large as that is still read at once.
+    # A batch of exactly this size is still read at once.
     monkeypatch.setattr(arrow, "WHOLE_BYTES", len(data))
     assert not ReadBuffer(stored.read).in_parts
 
@@ -323,7 +325,7 @@ def test_a_large_batch_is_read_while_it_is_decoded(monkeypatch: pytest.MonkeyPat
     [(VARIED, Compression.ZSTD), (VARIED[:5], Compression.NONE)],
     ids=["compressed", "few records"],
 )
-def test_a_large_batch_that_cannot_be_decoded_in_parts_is_read_whole(
+def test_a_large_batch_that_cannot_be_decoded_in_parts_is_read_at_once(
     records: list[bytes], compression: Compression, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrow, "WHOLE_BYTES", 7)
@@ -355,7 +357,7 @@ def test_damage_in_a_part_is_found(at: int, monkeypatch: pytest.MonkeyPatch) -> 
             list(open_arrow(source).pieces(700))
 
 
-def test_an_error_of_the_store_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_store_is_not_reported_as_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = Stored(encode_batch(VARIED))
     monkeypatch.setattr(arrow, "WHOLE_BYTES", 100)
     buffer = ReadBuffer(stored.read)
@@ -370,7 +372,7 @@ def test_an_error_of_the_store_is_not_taken_for_damage(monkeypatch: pytest.Monke
         list(arrays)
 
 
-def test_records_of_a_block_beyond_arrows_limit_are_decoded_without_it(
+def test_records_of_a_block_above_the_limit_of_arrow_are_decoded_without_arrow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = encode_batch(VARIED)
@@ -380,12 +382,12 @@ def test_records_of_a_block_beyond_arrows_limit_are_decoded_without_it(
         decode_arrow(data)
 
 
-def test_a_buffer_that_nothing_was_read_to_is_empty() -> None:
+def test_a_new_buffer_is_empty() -> None:
     assert (len(ReadBuffer()), len(ReadBuffer().data)) == (0, 0)
 
 
 @pytest.mark.parametrize("many", [5, 300, 1_500])
-def test_f21_a_block_beyond_the_cap_is_refused_however_it_is_read(
+def test_f21_a_block_above_the_limit_is_refused_by_every_way_to_read(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrow, "WHOLE_BYTES", 20)

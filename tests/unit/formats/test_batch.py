@@ -1,4 +1,4 @@
-"""A batch, its name and its bytes in plain Python; most damage is refused by both decoders."""
+"""The name and bytes of a batch in plain Python. Both decoders must refuse most damage."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RECORDS = [b"hello", b"", b"\x00\xff"]
 
 
 def refuse(data: bytes, match: str, max_bytes: int = 1 << 20) -> None:
-    """Both decoders refuse the same bytes."""
+    """Check that both decoders refuse these bytes."""
     with pytest.raises(CorruptBatch, match=match):
         decode_batch(data, max_bytes)
     for decode in (decode_arrow, decode_records):
@@ -77,12 +77,12 @@ def test_an_empty_batch_is_its_footer() -> None:
     assert decode_batch(encode_batch([], Compression.ZSTD)) == []
 
 
-def test_zstd_footer_and_frame() -> None:
+def test_a_zstd_batch_has_a_footer_and_a_frame_with_a_checksum() -> None:
     data = encode_batch(RECORDS, Compression.ZSTD)
     assert data[:4] == b"\x28\xb5\x2f\xfd"
     assert data[-7:] == b"\x01" + b"\x03\x00\x00\x00" + b"\x01\x00"
     assert decode_batch(data) == RECORDS
-    # failure F36: bit rot in the content is found by the frame's checksum.
+    # failure F36: the checksum of the frame detects bit rot in the content.
     rotten = bytearray(data)
     rotten[data.index(b"hello")] ^= 1
     refuse(bytes(rotten), "damaged")
@@ -99,7 +99,7 @@ def test_zstd_footer_and_frame() -> None:
         memoryview(b"abcd").cast("B", [2, 2]),
     ],
 )
-def test_any_bytes_like_record(record: bytes) -> None:
+def test_a_record_may_be_any_bytes_like_object(record: bytes) -> None:
     assert encode_block([record]) == b"\x04\x00\x00\x00abcd"
     assert encode_block([record] * 2000) == b"\x04\x00\x00\x00abcd" * 2000
 
@@ -114,12 +114,12 @@ def test_any_bytes_like_record(record: bytes) -> None:
         ([b"x"] * 3000 + ["text"], r"record 3000 is of type str"),
     ],
 )
-def test_values_that_are_no_records_are_refused(records: list[object], message: str) -> None:
+def test_values_that_are_not_records_are_refused(records: list[object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         encode_batch(records)  # type: ignore[arg-type]
 
 
-def test_f34_record_counts_are_checked_before_building() -> None:
+def test_f34_record_counts_are_checked_before_encoding() -> None:
     for count in (-1, 2**32):
         with pytest.raises(InvalidInput, match="at most 4294967295"):
             seal_block(b"", count, Compression.NONE)
@@ -149,10 +149,10 @@ def test_level_1_is_the_default_and_22_the_highest() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 1 << 17, 1 << 20])
-def test_a_block_that_does_not_compress_fits_into_the_largest_object(size: int) -> None:
+def test_an_incompressible_block_fits_into_the_largest_object(size: int) -> None:
     block = encode_block([random.Random(size).randbytes(size)] if size else [])
     sealed = seal_block(block, int(size > 0), Compression.ZSTD, 19)
-    # Readers refuse larger objects unread, so the limit must not be far above either.
+    # Readers refuse larger objects without reading them, so the limit must not be much higher.
     assert len(sealed) <= largest_object(len(block)) <= len(block) * 1.01 + 2048
 
 
@@ -179,14 +179,14 @@ def test_other_versions_and_less_than_a_footer_are_refused() -> None:
     ],
     ids=["none", "none, short", "none, empty records", "zstd", "another compression"],
 )
-def test_another_version_is_named_only_where_the_rest_of_the_footer_can_be_right(
+def test_another_version_is_reported_only_if_the_rest_of_the_footer_is_plausible(
     data: bytes, fault: str
 ) -> None:
     refuse(data, fault)
 
 
 @pytest.mark.parametrize("raw", [b"<html>404</html>", b"garbage", b"\xff" * 100])
-def test_an_object_that_was_cut_or_overwritten_is_no_other_version(raw: bytes) -> None:
+def test_a_truncated_or_overwritten_object_is_not_reported_as_another_version(raw: bytes) -> None:
     refuse(raw, f"truncated or overwritten: its {len(raw)} bytes begin with")
 
 
@@ -205,17 +205,17 @@ def test_f18_a_huge_record_count_is_refused_before_allocating(count: int) -> Non
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_f20_bytes_behind_the_last_counted_record_are_refused(count: int) -> None:
+def test_f20_bytes_after_the_last_counted_record_are_refused(count: int) -> None:
     refuse(BLOCK + b"\x00" + struct.pack("<IH", count, 1), "no records but|bytes after its")
 
 
-def test_f21_an_uncompressed_block_beyond_the_cap_is_refused() -> None:
+def test_f21_an_uncompressed_block_above_the_limit_is_refused() -> None:
     assert decode_batch(THREE, len(BLOCK)) == RECORDS
     refuse(THREE, "19 bytes, more than the limit of 18", len(BLOCK) - 1)
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-def test_a_block_in_pieces_is_sealed_as_the_whole(compression: Compression) -> None:
+def test_a_block_in_pieces_is_encoded_like_a_whole_block(compression: Compression) -> None:
     pieces = [encode_block([b"a", b""]), memoryview(encode_block([b"bc"]))]
     assert decode_batch(seal_block(pieces, 3, compression)) == [b"a", b"", b"bc"]
     assert seal_block((), 0, compression)[-7:] == seal_block(b"", 0, compression)[-7:]
@@ -233,7 +233,7 @@ class Largest(bytes):
         return 2**32 - 1
 
 
-def test_a_record_beyond_four_gigabytes_is_named() -> None:
+def test_the_error_about_a_record_above_four_gigabytes_names_it() -> None:
     with pytest.raises(InvalidInput, match="record 2 has 4294967296 bytes"):
         join_records([b"a", Largest(), Endless()])
 
@@ -249,7 +249,7 @@ def test_plain_keys_are_accepted(key: str) -> None:
     check_key("data_path_prefix", key, MAX_PREFIX_BYTES)
 
 
-def test_f24_characters_that_stores_escape_are_legal_and_stay_raw() -> None:
+def test_f24_characters_that_stores_escape_are_allowed_and_kept() -> None:
     check_key("data_path_prefix", STRANGE, MAX_PREFIX_BYTES)
     key = batch_key(STRANGE, ULID)
     assert key == f"{STRANGE}/{ULID}.batch"
@@ -275,7 +275,7 @@ def test_f24_characters_that_stores_escape_are_legal_and_stay_raw() -> None:
         (7, "some_setting is 7"),
     ],
 )
-def test_keys_no_store_can_hold_are_refused(key: Any, why: str) -> None:
+def test_keys_that_no_store_accepts_are_refused(key: Any, why: str) -> None:
     with pytest.raises(InvalidInput, match=why) as caught:
         check_key("some_setting", key)
     assert "some_setting" in str(caught.value)
@@ -288,7 +288,7 @@ def test_a_refused_key_is_shown_up_to_its_eightieth_character() -> None:
         assert f"some_setting is {shown!r}: it starts" in str(caught.value)
 
 
-def test_f23_a_location_that_leaves_the_prefix_is_not_confined() -> None:
+def test_f23_a_location_that_leaves_the_prefix_is_refused() -> None:
     assert is_confined("ingest/any name", "ingest")
     for location in ("ingest/../other/a.batch", "ingestion/a.batch", "other/a.batch", "ingest"):
         assert not is_confined(location, "ingest")
@@ -303,7 +303,7 @@ def test_f23_a_location_that_leaves_the_prefix_is_not_confined() -> None:
         ("7ZZZZZZZZZZZZZZZZZZZZZZZZZ", 2**48 - 1),
     ],
 )
-def test_ulid_timestamps(ulid: str, timestamp_ms: int) -> None:
+def test_the_timestamp_of_a_ulid_is_read(ulid: str, timestamp_ms: int) -> None:
     assert is_ulid(ulid)
     library = ulids.ULID.from_str(ulid)
     assert ulid_timestamp_ms(ulid) == timestamp_ms == library.milliseconds
@@ -324,7 +324,7 @@ def test_ulid_timestamps(ulid: str, timestamp_ms: int) -> None:
         ULID + "\n",
     ],
 )
-def test_a_text_that_is_no_ulid_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_ulid_is_refused(text: str) -> None:
     assert not is_ulid(text)
     assert location_timestamp_ms(f"p/{text}.batch") is None
     with pytest.raises(InvalidInput, match="not a ULID"):
@@ -385,12 +385,12 @@ def test_the_longest_prefix_leaves_room_for_a_message_or_a_transaction_but_not_b
 
 
 @given(st.text(max_size=60), st.integers(0, 3))
-def test_whatever_lies_below_the_prefix_parsing_never_fails(text: str, at: int) -> None:
+def test_parsing_never_fails_for_any_key_below_the_prefix(text: str, at: int) -> None:
     parts = ["app=a", "batch=1", f"message={MESSAGE}", f"{ULID}.batch"]
     for name in (text, "/".join([*parts[:at], text, *parts[at:]]), "/".join(parts)[:at] + text):
         found = parse_location(f"ingest/{name}", "ingest")
         if found is not None and not is_ulid(name.split("/")[-2:][0]):
-            # What is read as a batch's name is the very name that would be made of what was read.
+            # A parsed name is exactly the name that its parts would produce.
             assert batch_key("ingest", found.ulid, found.txn, found.message) == f"ingest/{name}"
 
 
@@ -402,7 +402,7 @@ def test_a_name_of_the_go_producer_carries_the_ulid_of_its_run() -> None:
     assert location_timestamp_ms("ingest/events/00000000000000fe") is None
 
 
-def test_the_time_of_a_batch_is_in_its_name_unless_the_name_has_the_time_of_its_run() -> None:
+def test_the_time_of_a_batch_is_read_from_its_name_unless_it_is_the_time_of_a_run() -> None:
     assert name_time_ms(f"any/where/{ULID}.batch") == 1_724_233_027_197
     assert name_time_ms(f"ingest/{ULID}/00000000000000fe") is None
     assert name_time_ms("any/where/x.batch") is None
@@ -423,7 +423,7 @@ def test_the_prefix_of_a_batch_is_in_its_name(prefix: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("location", ["", "ingest", f"{ULID}.batch", "ingest/other.parquet"])
-def test_a_name_that_producers_do_not_give_has_no_prefix(location: str) -> None:
+def test_a_name_that_no_producer_creates_has_no_prefix(location: str) -> None:
     assert prefix_of(location) is None
 
 
@@ -468,7 +468,7 @@ def test_other_names_are_not_parsed(location: str) -> None:
     assert parse_location(location, "ingest") is None
 
 
-def test_a_later_ulid_differs_in_its_time_only() -> None:
+def test_a_later_ulid_differs_only_in_its_time() -> None:
     ulid = "01JD0000000000000000000ABC"
     later = later_ulid(ulid, 21_600_000)
     assert is_ulid(later)
@@ -490,7 +490,7 @@ LIBRARY_TEXTS = st.binary(min_size=16, max_size=16).map(lambda bits: str(ulids.U
     | LIBRARY_TEXTS.map(str.lower)
     | st.text(alphabet="0178AILOUZaz{é", min_size=25, max_size=27)
 )
-def test_a_ulid_is_canonical_where_the_library_would_write_the_same_text(text: str) -> None:
+def test_a_ulid_is_canonical_if_the_library_writes_the_same_text(text: str) -> None:
     try:
         is_canonical = str(ulids.ULID.from_str(text)) == text
     except (ValueError, IndexError):
@@ -498,7 +498,7 @@ def test_a_ulid_is_canonical_where_the_library_would_write_the_same_text(text: s
     assert is_ulid(text) is is_canonical
 
 
-def test_the_library_that_makes_ulids_is_loaded_with_the_first_one() -> None:
+def test_the_ulid_library_is_loaded_with_the_first_ulid() -> None:
     code = (
         "import sys; from opendata_buffer import Consumer, Producer; "
         "from opendata_buffer.formats.batch import location_timestamp_ms; "
@@ -509,7 +509,7 @@ def test_the_library_that_makes_ulids_is_loaded_with_the_first_one() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_tag_takes_the_place_of_the_first_random_characters_and_is_found_again() -> None:
+def test_a_tag_replaces_the_first_random_characters_and_can_be_read() -> None:
     ulid = "01JD0000000123456789ABCDEF"
     tagged = tagged_ulid(ulid, "ZZZZZZ")
     assert is_ulid(tagged)
@@ -524,6 +524,6 @@ def test_a_tag_takes_the_place_of_the_first_random_characters_and_is_found_again
 
 
 @pytest.mark.parametrize("tag", ["", "ZZZZZ", "ZZZZZZZ", "ZZZZZU", "zzzzz/", "ZZZZ Z"])
-def test_a_tag_that_makes_no_ulid_is_refused(tag: str) -> None:
+def test_a_tag_that_does_not_make_a_ulid_is_refused(tag: str) -> None:
     with pytest.raises(InvalidInput, match="not a ULID"):
         tagged_ulid(ULID, tag)

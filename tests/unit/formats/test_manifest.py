@@ -1,4 +1,4 @@
-"""The queue manifest: its footer, its entries, and its changes."""
+"""The queue manifest: its footer, entries, and changes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def entry(
     items: tuple[tuple[int, int, bytes], ...] = (),
     **forged: int,
 ) -> bytes:
-    """An entry's bytes; ``forged`` replaces the length and count fields."""
+    """Return the bytes of an entry. ``forged`` replaces the length and count fields."""
     body = b"".join(
         struct.pack("<IqI", start, time, forged.get("payload_len", len(payload))) + payload
         for start, time, payload in items
@@ -108,13 +108,13 @@ def test_the_empty_manifest_is_its_footer() -> None:
     assert late.first_sequence == late.next_sequence == 41
 
 
-def test_find() -> None:
+def test_find_returns_the_sequence_of_a_location() -> None:
     manifest = Manifest.parse(RAW)
     assert manifest.find("p/a") == 7
     assert manifest.find("é") == 8
     for missing in ("p/", "/a", "p", "p/b", "hi", "", "x" * 70_000):
         assert manifest.find(missing) is None
-    # A search that finds nothing decodes nothing.
+    # A search without a match decodes no entry.
     damaged = Manifest.parse(entry(0) + entry(9) + footer(2, 2))
     assert damaged.find("q/none") is None
     with pytest.raises(CorruptManifest):
@@ -137,7 +137,7 @@ def test_find_is_not_fooled_by_payloads() -> None:
     assert manifest.drop_through(0).find("p/real") == 1
 
 
-def test_locations_are_those_of_the_entries() -> None:
+def test_locations_are_the_locations_of_the_entries() -> None:
     names = ["a", "é" * 60, "p/" + "x" * 253, "y" * 256, "z" * 300, "é" * 500, "l" * 65_535]
     items = (Metadata(0, 5, b"payload"), Metadata(3, 6))
     manifest = Manifest.starting_at(40, 0).append([NewEntry(name, items) for name in names])
@@ -151,14 +151,14 @@ def test_locations_are_those_of_the_entries() -> None:
         assert Manifest.empty().append([NewEntry(name, payload)]).locations() == [name]
 
 
-def test_a_manifest_keeps_bytes_of_its_own() -> None:
+def test_a_manifest_keeps_its_own_copy_of_the_bytes() -> None:
     for raw in (bytearray(RAW), memoryview(RAW)):
         parsed = Manifest.parse(raw)
         assert type(parsed.raw) is bytes
         assert parsed == Manifest.parse(RAW)
 
 
-def test_no_more_entries_are_read_than_are_asked_for() -> None:
+def test_only_the_requested_entries_are_read() -> None:
     damaged = Manifest.parse(entry(0) + entry(9) + footer(2, 2))
     assert [each.sequence for each in damaged.entries(limit=1)] == [0]
     for nothing in (damaged.entries(limit=0), damaged.entries(limit=-1), damaged.entries(2)):
@@ -166,7 +166,7 @@ def test_no_more_entries_are_read_than_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 13, 18, 200])
-def test_f15_a_header_that_claims_other_bytes_than_are_left_is_named(length: int) -> None:
+def test_f15_the_error_about_a_header_with_a_wrong_length_names_the_entry(length: int) -> None:
     manifest = Manifest.parse(entry(0) + entry(1, entry_len=length) + footer(2, 2))
     for read in (manifest.check, lambda: manifest.drop_through(0)):
         with pytest.raises(CorruptManifest, match=f"entry 1 at byte 21 claims {length} bytes of "):
@@ -186,8 +186,8 @@ def test_an_entry_with_an_empty_location_is_read_and_never_written() -> None:
 # Changing
 
 
-def test_f15_append_never_decodes_existing_entries() -> None:
-    # The second entry is garbage: appending must not look at it, reading must.
+def test_f15_append_does_not_decode_existing_entries() -> None:
+    # The second entry is garbage, which only a read must detect.
     manifest = Manifest.parse(entry(0) + b"\xff" * 40 + footer(2, 2))
     after = manifest.append([NewEntry("p/new")])
     assert after.raw == manifest.raw[:-22] + entry(2, b"p/new") + footer(3, 3)
@@ -211,7 +211,7 @@ def test_the_largest_values_that_fit_are_written(monkeypatch: pytest.MonkeyPatch
     assert queue(19).append([NewEntry("x")]).entry_count == 20
 
 
-def test_to_drop_nothing_changes_nothing() -> None:
+def test_dropping_no_entry_changes_nothing() -> None:
     manifest = Manifest.parse(RAW)
     assert manifest.drop_through(6) is manifest
     assert manifest.drop_through(0) is manifest
@@ -246,7 +246,7 @@ def test_f34_entry_and_payload_lengths_are_checked(monkeypatch: pytest.MonkeyPat
         Manifest.empty().append([too_large])
 
 
-def test_f34_counts_are_checked_before_building(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f34_counts_are_checked_before_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     last = Manifest.parse(footer(0, 2**64 - 1))
     with pytest.raises(InvalidInput, match="next sequence 18446744073709551616"):
         last.append([NewEntry("p/x")])
@@ -255,13 +255,13 @@ def test_f34_counts_are_checked_before_building(monkeypatch: pytest.MonkeyPatch)
         queue(3).append([NewEntry("p/x")])
 
 
-def test_f27_dropping_beyond_the_newest_entry_is_refused() -> None:
+def test_f27_dropping_past_the_newest_entry_is_refused() -> None:
     for sequence in (9, 10, 2**64 - 1):
         with pytest.raises(InvalidInput, match=f"{sequence}: the newest entry queued is 8"):
             Manifest.parse(RAW).drop_through(sequence)
 
 
-def test_with_epoch() -> None:
+def test_with_epoch_changes_only_the_epoch() -> None:
     manifest = Manifest.parse(RAW)
     after = manifest.with_epoch(4)
     assert after.raw == ENTRY_7 + ENTRY_8 + footer(2, 9, 4)
@@ -273,7 +273,7 @@ def test_with_epoch() -> None:
         manifest.with_epoch(2**63)
 
 
-def test_f10_an_epoch_at_2_to_63_is_an_error_not_a_wrap() -> None:
+def test_f10_an_epoch_of_2_to_63_is_an_error_and_does_not_overflow() -> None:
     assert Manifest.empty().with_epoch(2**63 - 1).epoch == 2**63 - 1
     for epoch in (2**63 - 1, 2**63, 2**64 - 1):
         forged = Manifest.parse(footer(0, 0, epoch))
@@ -311,7 +311,7 @@ def test_f15_every_truncation_under_a_valid_footer_is_refused(size: int) -> None
         (ENTRY_7 + ENTRY_8, 2, 1, "counts 2 entries but its next sequence is 1"),
     ],
 )
-def test_f16_a_count_against_body_and_sequences_is_refused_at_once(
+def test_f16_a_count_that_contradicts_body_or_sequences_is_refused(
     body: bytes, count: int, next_sequence: int, says: str
 ) -> None:
     with pytest.raises(CorruptManifest, match=says):
@@ -320,7 +320,7 @@ def test_f16_a_count_against_body_and_sequences_is_refused_at_once(
 
 @pytest.mark.parametrize("through", [0, 1, 2, 3])
 def test_f16_a_count_too_small_is_never_written_back(through: int) -> None:
-    # Five entries, a footer that counts four and agrees with itself.
+    # The manifest has five entries and a consistent footer that counts four.
     manifest = Manifest.parse(b"".join(map(entry, range(5))) + footer(4, 4))
     says = f"manifest has {len(entry(4))} bytes after its 4 entries"
     with pytest.raises(CorruptManifest, match=says):
@@ -348,7 +348,7 @@ def test_f19_metadata_must_not_run_into_the_next_entry() -> None:
     location_over = entry(0, b"p/x", location_len=8)
     with pytest.raises(CorruptManifest, match="location of 8 bytes but 3 are left"):
         check(location_over + entry(1) + footer(2, 2))
-    # The same damage in an entry that is not the first.
+    # The same damage in a later entry.
     with pytest.raises(CorruptManifest, match="entry 1, metadata item 0 of 1"):
         check(entry(0) + entry(1, items=((0, 0, b"xy"),), payload_len=40) + entry(2) + footer(3, 3))
 
@@ -371,14 +371,14 @@ def test_f28_a_gap_or_repeat_in_the_sequences_is_refused(second: int) -> None:
         (entry(1, location_len=4), "entry 1 has a location of 4 bytes but 3 are left"),
     ],
 )
-def test_a_location_that_is_none_is_refused(damaged: bytes, says: str) -> None:
+def test_an_invalid_location_is_refused(damaged: bytes, says: str) -> None:
     manifest = Manifest.parse(entry(0) + damaged + footer(2, 2))
     for read in (manifest.entries, manifest.locations):
         with pytest.raises(CorruptManifest, match=says):
             read()
 
 
-# Being a value
+# Value semantics
 
 
 def test_a_manifest_is_an_immutable_value() -> None:
@@ -397,7 +397,7 @@ def test_a_manifest_is_an_immutable_value() -> None:
     )
 
 
-# ---- replacing, and starting behind an older queue
+# ---- replacing entries, and starting after an older queue
 
 
 @pytest.mark.parametrize("sequence", [7, 8])
@@ -410,7 +410,7 @@ def test_one_entry_is_replaced_and_every_other_byte_kept(sequence: int) -> None:
     assert (manifest.next_sequence, manifest.epoch) == (9, 3)
 
 
-def test_a_sequence_that_is_not_queued_is_not_replaced_and_no_queue_starts_below_zero() -> None:
+def test_only_queued_sequences_are_replaced_and_no_queue_starts_below_zero() -> None:
     for sequence in (6, 9):
         with pytest.raises(InvalidInput, match="holds 7 to 8"):
             Manifest.parse(RAW).replace(sequence, NewEntry("x"))
@@ -418,7 +418,7 @@ def test_a_sequence_that_is_not_queued_is_not_replaced_and_no_queue_starts_below
         Manifest.starting_at(-1, 0)
 
 
-def test_the_age_of_an_entry_is_by_its_time_and_never_negative() -> None:
+def test_the_age_of_an_entry_comes_from_its_time_and_is_never_negative() -> None:
     timed = (NewEntry("p/a", (Metadata(0, 5_000),)), NewEntry("p/b", (Metadata(0, 9_000),)))
     manifest = Manifest.empty().append(timed)
     assert manifest.age_s(10_500) == 5.5
@@ -473,7 +473,9 @@ def manifest_at(first: int, count: int, epoch: int = 0) -> Manifest:
         (Manifest.empty(), "epoch falls from 1 to 0"),
     ],
 )
-def test_f4_f10_f15_steps_back_are_refused(after: Manifest, message: str) -> None:
+def test_f4_f10_f15_a_manifest_that_goes_backwards_is_refused(
+    after: Manifest, message: str
+) -> None:
     with pytest.raises(CorruptManifest, match=message):
         check_transition(manifest_at(2, 3, 1), after)
 
@@ -481,7 +483,7 @@ def test_f4_f10_f15_steps_back_are_refused(after: Manifest, message: str) -> Non
 # One entry
 
 
-def test_an_entry_is_read_where_it_starts_and_no_further() -> None:
+def test_one_entry_is_read_without_the_following_ones() -> None:
     pieces: list[BytesLike] = []
     encode_entry(8, NewEntry("é", ENTRIES[1].metadata), pieces)
     assert b"".join(pieces) == ENTRY_8
@@ -492,7 +494,7 @@ def test_an_entry_is_read_where_it_starts_and_no_further() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(ENTRY_8)))
-def test_f15_a_changed_byte_changes_the_values_or_is_refused(at: int) -> None:
+def test_f15_a_changed_byte_is_refused_or_changes_a_value(at: int) -> None:
     for change in (1, 0x80, 0xFF):
         raw = bytearray(ENTRY_8)
         raw[at] ^= change
@@ -504,7 +506,7 @@ def test_f15_a_changed_byte_changes_the_values_or_is_refused(at: int) -> None:
         assert end == len(ENTRY_8)
 
 
-def test_entries_in_front_of_a_damage_are_salvaged() -> None:
+def test_entries_before_damage_are_salvaged() -> None:
     raw = b"".join(entry(sequence, b"p/%d" % sequence) for sequence in (7, 8, 9))
     assert [each.location for each in salvage_entries(raw)] == ["p/7", "p/8", "p/9"]
     assert [each.sequence for each in salvage_entries(raw[:-1])] == [7, 8]
@@ -514,11 +516,11 @@ def test_entries_in_front_of_a_damage_are_salvaged() -> None:
     assert salvage_entries(entry(2**48)) == []
 
 
-def test_the_time_of_an_entry_is_its_first_records_and_else_its_names() -> None:
+def test_the_time_of_an_entry_is_that_of_its_first_record_or_else_of_its_name() -> None:
     location = "ingest/01JD5T4R3KXBMZ7QV9N2WG8Y00.batch"
     named = location_timestamp_ms(location)
     assert named is not None
-    # A sink dates the names of a slow micro-batch ahead.
+    # A sink names the batches of a slow micro-batch ahead of time.
     assert BatchDescriptor(0, location, (Metadata(0, 7, b""), Metadata(5, 9, b""))).time_ms == 7
     assert BatchDescriptor(0, location).time_ms == named
     assert BatchDescriptor(0, "ingest/by-hand").time_ms is None
@@ -530,10 +532,10 @@ def test_bytes_after_the_last_metadata_item_are_refused() -> None:
         decode_entry(longer, 0, 8, len(longer))
 
 
-# What a queue asks of a manifest
+# Queries of a queue
 
 
-def test_a_part_is_a_manifest_of_its_own_with_the_same_entries() -> None:
+def test_a_part_is_a_separate_manifest_with_the_same_entries() -> None:
     whole = Manifest.parse(RAW)
     assert whole.part(7, 9).entries() == ENTRIES
     for sequence in (7, 8):
@@ -543,7 +545,7 @@ def test_a_part_is_a_manifest_of_its_own_with_the_same_entries() -> None:
         assert (part.first_sequence, part.next_sequence, part.epoch) == (sequence, sequence + 1, 0)
 
 
-def test_the_first_entry_since_a_time_is_found_by_its_latest_record() -> None:
+def test_the_first_entry_since_a_time_is_found_by_the_latest_record_time() -> None:
     entries = [
         NewEntry("p/a", (Metadata(0, 1_000), Metadata(1, 5_000))),
         NewEntry("p/b", (Metadata(0, 2_000),)),
@@ -552,7 +554,7 @@ def test_the_first_entry_since_a_time_is_found_by_its_latest_record() -> None:
     manifest = Manifest.starting_at(40, 0).append(entries)
     found = [manifest.since(time_ms) for time_ms in (0, 5_000, 5_001, 9_000, 9_001)]
     assert found == [40, 40, 42, 42, 43]
-    # An entry without a time may be of any.
+    # An entry without a time may have any time.
     assert manifest.append([NewEntry("p/no time")]).since(99_000) == 43
 
 
@@ -564,12 +566,12 @@ def test_the_latest_record_of_an_entry_is_not_always_its_last() -> None:
     assert BatchDescriptor(0, "p/no time").latest_ms == 0
 
 
-def test_the_first_sequence_that_a_reader_can_still_have() -> None:
+def test_the_first_sequence_that_a_reader_may_still_need() -> None:
     manifest = Manifest.parse(RAW)
     assert [manifest.available_from(needed) for needed in (0, 6, 7, 8, 99)] == [7, 7, 7, 8, 99]
 
 
-def test_f16_a_check_reads_every_header_and_accepts_what_is_whole() -> None:
+def test_f16_a_check_reads_every_header_and_accepts_a_sound_manifest() -> None:
     Manifest.parse(RAW).check()
     for damaged in (entry(0) + entry(5) + entry(2), entry(0) + entry(1) + entry(2) + entry(3)):
         with pytest.raises(CorruptManifest):
@@ -585,12 +587,12 @@ def test_f16_a_check_reads_every_header_and_accepts_what_is_whole() -> None:
         NewEntry("p/a", (Metadata(0, 1, memoryview(b"payload!").cast("I")),)),  # type: ignore[arg-type]
     ],
 )
-def test_the_bytes_of_an_entry_are_known_before_it_is_appended(new: NewEntry) -> None:
+def test_the_size_of_an_entry_is_known_before_it_is_appended(new: NewEntry) -> None:
     manifest = Manifest.parse(RAW)
     assert manifest.append([new]).size == manifest.size + entry_bytes(new)
 
 
-def test_an_error_of_a_named_manifest_has_its_place_and_its_queue_in_the_commands() -> None:
+def test_the_error_about_a_named_manifest_has_its_location_and_its_queue_in_the_commands() -> None:
     damaged = Manifest.parse(entry(0) + entry(5) + footer(2, 2))
     name = QueueName("s3://bucket", "ingest/manifest", (("manifest_path", "m"),))
     named = damaged.of(name)

@@ -1,4 +1,4 @@
-"""Frames that other decoders trust. The batch decoders around them are tested with them."""
+"""Malicious and damaged zstd frames, and the batch decoders that read them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TEXT = b"a record block, sort of " * 400
 
 
 def no_size(data: bytes, level: int = 3) -> bytes:
-    """A frame that does not declare its content size, as streaming encoders write."""
+    """Return a frame without a declared content size, as streaming encoders write it."""
     return zstandard.ZstdCompressor(level=level, write_content_size=False).compress(data)
 
 
 def rle_bomb(blocks: int, declared: int | None) -> bytes:
-    """A frame of blocks that each repeat one byte 128 Ki times, 4 bytes a block."""
+    """Return a frame whose blocks of 4 bytes each repeat one byte 128 Ki times."""
     window = b"\x38"  # 128 KiB
     header = b"\x00" + window if declared is None else b"\xc0" + window
     size = b"" if declared is None else struct.pack("<Q", declared)
@@ -84,33 +84,33 @@ def test_f22_every_frame_is_decoded_and_every_cut_inside_one_is_refused(parts: l
     for cap in (CAP, len(TEXT)):
         assert decompress(memoryview(frames), cap) == TEXT
         assert into(frames, cap) == TEXT
-    # Cut between frames, whole frames are left: the record count tells that some are missing.
+    # A cut between frames leaves complete frames. The record count shows that some are missing.
     between = set(accumulate(map(len, parts)))
     for size in set(range(len(frames))) - between:
         with pytest.raises(CorruptBatch):
             decompress(memoryview(frames)[:size], CAP)
 
 
-def test_f21_a_declared_size_beyond_the_cap_is_refused_unexpanded() -> None:
+def test_f21_a_declared_size_above_the_limit_is_refused_without_decompression() -> None:
     refuse(compress(bytes(CAP + 1), 3), f"declares {CAP + 1} bytes, more than the limit of")
     refuse(compress(bytes(CAP - 9), 3) + compress(bytes(10), 3), f"declares {CAP + 1} bytes")
 
 
-def test_f21_content_beyond_the_cap_is_refused() -> None:
+def test_f21_content_above_the_limit_is_refused() -> None:
     refuse(no_size(bytes(CAP + 1)), "more than the limit of")
     refuse(rle_bomb(2048, None), "more than the limit of")
     refuse(no_size(bytes(CAP)) + no_size(b"x"), "more than the limit of")
 
 
 @pytest.mark.parametrize("size", [CAP, CAP - 1, 1, 0])
-def test_content_up_to_the_cap_is_decoded(size: int) -> None:
+def test_content_up_to_the_limit_is_decoded(size: int) -> None:
     for frames in (compress(bytes(size), 3), no_size(bytes(size))):
         assert decompress(memoryview(frames), CAP) == bytes(size)
         assert into(frames, CAP) == bytes(size)
 
 
 @pytest.mark.parametrize("declared", [2**17 * 3 + 1, 2**40, 2**62, 2**64 - 3])
-def test_f22_a_declared_size_the_blocks_cannot_hold_is_refused(declared: int) -> None:
+def test_f22_a_declared_size_that_the_blocks_cannot_have_is_refused(declared: int) -> None:
     refuse(rle_bomb(3, declared), "but its blocks hold at most 393216")
 
 
@@ -119,7 +119,7 @@ def test_f22_a_declared_size_the_blocks_cannot_hold_is_refused(declared: int) ->
     [(0, b"abcde"), (1, b"a")],
     ids=["stored", "one byte repeated"],
 )
-def test_f22_a_short_block_holds_only_what_its_header_says(kind: int, content: bytes) -> None:
+def test_f22_a_short_block_has_only_the_bytes_of_its_header(kind: int, content: bytes) -> None:
     block = (5 << 3 | kind << 1 | 1).to_bytes(3, "little") + content
     refuse(MAGIC + b"\x20\x06" + block, "declares 6 bytes but its blocks hold at most 5")
 
@@ -130,10 +130,10 @@ def test_f22_a_declared_size_below_the_content_is_refused(declared: int) -> None
 
 
 @pytest.mark.parametrize("given", [9_599, 9_601])
-def test_f22_a_decoder_that_gives_another_size_than_declared_is_not_believed(
+def test_f22_output_of_another_size_than_declared_is_refused(
     monkeypatch: pytest.MonkeyPatch, given: int
 ) -> None:
-    # The library refuses such frames itself; this must not hang on its version.
+    # The library refuses such frames itself, but this must not depend on its version.
     frame = compress(TEXT, 3)
     monkeypatch.setattr(zstd, "_reader", lambda frame: io.BytesIO(bytes(given)))
     for decode in (lambda: decompress(memoryview(frame), CAP), lambda: into(frame, CAP)):
@@ -147,8 +147,8 @@ def test_f22_a_thirteen_byte_frame_with_a_huge_window_is_refused() -> None:
     refuse(frame + b"\x00\x00\x00\x00", "window|header")
 
 
-def test_f22_a_window_up_to_eight_mib_is_read_under_a_small_cap() -> None:
-    # A streaming encoder takes its level's window, however little it compresses.
+def test_f22_a_window_up_to_eight_mib_is_accepted_with_a_small_limit() -> None:
+    # A streaming encoder uses the window of its level, even for little data.
     frame = MAGIC + b"\x00" + bytes([(23 - 10) << 3]) + b"\x19\x00\x00" + b"abc"
     assert decompress(memoryview(frame), 3) == b"abc"
     wider = MAGIC + b"\x00" + bytes([(24 - 10) << 3]) + b"\x19\x00\x00" + b"abc"
@@ -189,7 +189,7 @@ def test_f36_a_flipped_bit_in_the_content_is_found() -> None:
     refuse(bytes(frame), "damaged")
 
 
-EMPTY_FRAME = MAGIC + b"\x20\x00" + b"\x01\x00\x00"  # nine bytes that hold nothing
+EMPTY_FRAME = MAGIC + b"\x20\x00" + b"\x01\x00\x00"  # nine bytes without content
 EMPTY_BLOCK = b"\x00\x00\x00"
 
 
@@ -217,7 +217,7 @@ def test_blocks_of_all_frames_are_counted_together() -> None:
         plan_frames(memoryview(frame * 2 + EMPTY_FRAME), 1)
 
 
-def test_f21_a_small_frame_without_a_size_takes_no_memory_for_the_largest_batch() -> None:
+def test_f21_a_small_frame_without_a_size_does_not_allocate_the_largest_batch() -> None:
     frame = no_size(TEXT)
     tracemalloc.start()
     assert decompress(memoryview(frame), 256 << 20) == TEXT
@@ -232,7 +232,7 @@ def test_a_higher_level_makes_a_smaller_frame() -> None:
     assert len(compress(text, 19)) < len(compress(text, 1))
 
 
-def test_as_many_frames_as_a_parallel_compressor_makes_are_read() -> None:
+def test_the_many_frames_of_a_parallel_compressor_are_decoded() -> None:
     part = compress(b"x" * 64, 3)
     assert decompress(memoryview(part * MOST_FRAMES), CAP) == b"x" * 64 * MOST_FRAMES
     refuse(part * MOST_FRAMES + SKIPPABLE, "frames")

@@ -1,4 +1,4 @@
-"""Settings of producers in tests, and what they left in a store in memory."""
+"""Producer settings for tests, and helpers that read the entries of a store in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from opendata_buffer.stores.memory import MemoryStore
 from tests.support.tuned import tuned
 
 WAIT_S = 60.0
-"""Far beyond what any of these takes; reached only by a failure."""
+"""Far more than any of these tests takes. Only a failure reaches it."""
 
 
 class Scripted(MemoryStore):
-    """Puts fail with these errors first."""
+    """Fails the first puts with these errors."""
 
     def __init__(self, *errors: Exception) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ def config(**settings: Any) -> ProducerConfig:
 
 
 def held_config(**settings: Any) -> ProducerConfig:
-    """Nothing is flushed by its age."""
+    """Return a configuration with which no batch is flushed because of its age."""
     return config(**{"flush_interval_ms": 60_000, **settings})
 
 
 def bytes_of(store: Store, key: str) -> bytes:
-    # Not the answers of a store that hangs on purpose.
+    # Bypass the methods of a store that hangs on purpose.
     blob = MemoryStore.get(store, key) if isinstance(store, MemoryStore) else store.get(key)
     assert isinstance(blob, Blob)
     return blob.data

@@ -1,7 +1,4 @@
-"""What only the accumulator decides.
-
-The rest is tested through producers.
-"""
+"""Decisions of the accumulator that are not visible through a producer."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def accept_now(accumulator: Accumulator, size: int = len(RECORD)) -> WriteHandle
 
 
 class Fixture:
-    """An accumulator whose batches are sealed at once, with one worker."""
+    """An accumulator with one worker, whose batches are sealed at once."""
 
     def __init__(self, **settings: Any) -> None:
         self.runtime = ManualRuntime()
@@ -49,7 +46,7 @@ class Fixture:
         self.accumulator.release(work.completed)
 
 
-def test_f33_room_is_counted_by_bytes() -> None:
+def test_f33_free_space_is_counted_in_bytes() -> None:
     fixture = Fixture(max_buffered_bytes=300)
     accumulator = fixture.accumulator
     assert accept_now(accumulator) is not None
@@ -57,11 +54,11 @@ def test_f33_room_is_counted_by_bytes() -> None:
     accumulator.uploaded(fixture.upload(), DENIED)
     assert accept_now(accumulator) is None
     fixture.release()
-    # One that is larger than the buffer is accepted alone.
+    # A batch larger than the buffer is accepted alone.
     assert accept_now(accumulator, size=1_000) is not None
 
 
-def test_f5_old_uploads_are_stored_again_before_new_ones_are_stored() -> None:
+def test_f5_old_uploads_are_repeated_before_new_ones_are_started() -> None:
     fixture = Fixture(upload_concurrency=1)
     fixture.accumulator.set_limits(10_000, 60.0)
     fresh, old, new = (fixture.accept() for _ in range(3))

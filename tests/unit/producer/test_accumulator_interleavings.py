@@ -1,12 +1,12 @@
-"""Threads that meet in the producer, in every order that frontrun finds.
+"""Races of threads in the producer, in every order that frontrun finds.
 
 frontrun stops each thread at each instruction, and looks for an order of the accesses to shared
-state that breaks an invariant. It explores three orders by day, and as many as
-``OPENDATA_BUFFER_INTERLEAVINGS`` says at night.
+state that breaks an invariant. It explores three orders by default, and in the
+nightly run as many as ``OPENDATA_BUFFER_INTERLEAVINGS`` says.
 
 It switches threads where the interpreter's lock does not, such as between a read and a write of
-a counter. So what holds here also holds without that lock. Only the count of free bytes does not,
-which is why a Python without the lock is refused (decision 0025).
+a counter. An invariant that holds here also holds without that lock. The exception is the count of
+free bytes, which is why a Python without the lock is refused (decision 0025).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Worker = Callable[[Any], object]
 
 
 class Explored(SystemRuntime):
-    """Locks that frontrun knows, and a clock that stands still."""
+    """A runtime with locks that frontrun controls, and a clock that stands still."""
 
     monotonic = staticmethod(lambda: 5.0)
 
@@ -61,7 +61,7 @@ class Explored(SystemRuntime):
 
 @pytest.fixture(autouse=True)
 def _active(monkeypatch: pytest.MonkeyPatch) -> None:
-    # frontrun's own command sets it. Its interception of the C library is not needed here.
+    # frontrun's command sets this. Its interception of the C library is not needed here.
     monkeypatch.setenv("FRONTRUN_ACTIVE", "1")
 
 
@@ -80,7 +80,7 @@ def explore(
         invariant=invariant,
         max_executions=most,
         timeout_per_run=60.0,
-        # A wait with a timeout ends when no thread can go on, and not after two minutes.
+        # A wait with a timeout ends when no other thread can run, and not after two minutes.
         clock="virtual",
         detect_io=False,
         reproduce_on_failure=0,
@@ -99,7 +99,7 @@ CONFIG = ProducerConfig(store="memory://unused", flush_interval_ms=60_000)
 
 
 class Batching:
-    """A producer without its threads, and one record in its open buffer."""
+    """A producer without threads that has one record in its open buffer."""
 
     def __init__(self) -> None:
         runtime = Explored()
@@ -124,7 +124,7 @@ class Batching:
             accumulator.batcher.seal(5.0)
 
     def taken(self) -> list[tuple[list[bytes], int, Completion]]:
-        """The records, the bytes that they are counted with, and the outcome of each batch."""
+        """Return the records, the counted bytes, and the outcome of each batch."""
         self.seal()
         found = []
         while (batch := self.producer._batcher.take(5.0)) is not None:
@@ -148,7 +148,7 @@ def every_byte_is_counted(world: Batching) -> bool:
     )
 
 
-def test_records_that_come_while_their_buffer_is_sealed_are_in_one_batch_each() -> None:
+def test_each_record_that_arrives_while_its_buffer_is_sealed_is_in_exactly_one_batch() -> None:
     holds(
         Batching,
         every_record_is_in_the_batch_of_its_handle,
@@ -158,7 +158,7 @@ def test_records_that_come_while_their_buffer_is_sealed_are_in_one_batch_each() 
     )
 
 
-def test_a_list_that_comes_while_its_buffer_is_sealed_is_in_one_batch() -> None:
+def test_a_list_that_arrives_while_its_buffer_is_sealed_is_in_exactly_one_batch() -> None:
     holds(
         Batching,
         every_record_is_in_the_batch_of_its_handle,
@@ -174,7 +174,7 @@ def test_without_the_interpreters_lock_the_count_of_free_bytes_loses_updates() -
         lambda world: world.send(b"one"),
         lambda world: world.send(b"two"),
     )
-    # If this holds one day, Producer need not refuse a Python without the lock.
+    # If this ever holds, Producer need not refuse a Python without the lock.
     assert not found.property_holds
     assert "AppendBuffer.left" in found.explanation
 
@@ -208,7 +208,7 @@ def test_with_the_interpreters_lock_the_count_of_free_bytes_is_exact() -> None:
 
 
 class Accumulating:
-    """A buffer with room for one call, two callers, and the thread that makes room."""
+    """A buffer with room for one call, two callers, and the thread that frees space."""
 
     made: type[Accumulator] = Accumulator
 
@@ -224,7 +224,7 @@ class Accumulating:
         self.handles.append(self.accumulator.accept(request))
 
     def work(self) -> None:
-        """Fail two uploads, and set the outcomes."""
+        """Fail two uploads and set their outcomes."""
         completed = 0
         while completed < 2:
             work = self.accumulator.next_work()
@@ -248,7 +248,7 @@ def everything_has_ended(world: Accumulating) -> bool:
     )
 
 
-def test_a_caller_that_waits_for_room_is_woken_and_no_byte_stays_counted() -> None:
+def test_a_caller_that_waits_for_room_is_woken_and_all_bytes_are_released() -> None:
     holds(
         Accumulating,
         everything_has_ended,
@@ -258,7 +258,7 @@ def test_a_caller_that_waits_for_room_is_woken_and_no_byte_stays_counted() -> No
     )
 
 
-def test_room_that_is_made_without_waking_anybody_is_found() -> None:
+def test_the_exploration_detects_a_release_that_wakes_no_caller() -> None:
     class Mute(Accumulator):
         def release(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
             with self._condition:
@@ -279,7 +279,7 @@ def test_room_that_is_made_without_waking_anybody_is_found() -> None:
 
 
 class Handles:
-    """A call with two parts, someone who waits for it, and a callback."""
+    """A call with two parts, a thread that waits for it, and a callback."""
 
     made: type[Completion] = Completion
 
@@ -302,20 +302,20 @@ class Handles:
         self.handle.add_done_callback(self.called.append)
 
 
-def every_callback_came_once_and_all_saw_one_outcome(world: Handles) -> bool:
+def every_callback_was_called_once_and_all_saw_one_outcome(world: Handles) -> bool:
     return world.called == [world.handle] and {*world.outcomes} <= {world.handle.result()["two"]}
 
 
 def test_a_callback_that_is_added_while_the_parts_end_is_called_once() -> None:
     holds(
         Handles,
-        every_callback_came_once_and_all_saw_one_outcome,
+        every_callback_was_called_once_and_all_saw_one_outcome,
         lambda world: world.complete(1),
         Handles.call_back,
     )
 
 
-def test_whoever_waits_while_two_threads_set_the_outcome_sees_the_one_that_stays() -> None:
+def test_a_waiting_thread_sees_the_final_outcome_when_two_threads_set_it() -> None:
     holds(
         Handles,
         lambda world: {*world.outcomes} == {world.handle.result()["two"]},
@@ -325,11 +325,11 @@ def test_whoever_waits_while_two_threads_set_the_outcome_sees_the_one_that_stays
     )
 
 
-def test_a_handle_that_takes_no_lock_is_found() -> None:
+def test_the_exploration_detects_a_handle_without_a_lock() -> None:
     class Unlocked(Completion):
         def add_callback(self, callback: Callable[[], object]) -> None:
             if self.outcome is None:
-                self._callbacks.append(callback)  # the outcome may have come meanwhile
+                self._callbacks.append(callback)  # the outcome may have been set meanwhile
             else:
                 callback()
 
@@ -338,7 +338,7 @@ def test_a_handle_that_takes_no_lock_is_found() -> None:
 
     found = explore(
         Broken,
-        every_callback_came_once_and_all_saw_one_outcome,
+        every_callback_was_called_once_and_all_saw_one_outcome,
         lambda world: world.complete(1),
         Broken.call_back,
     )

@@ -1,4 +1,4 @@
-"""Records without a lock, batches, and handles."""
+"""Append buffers without a lock, batches, and handles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.unit.producer.in_memory import WAIT_S, batches, config, entries, held
 
 
 class Still(SystemRuntime):
-    """Time does not pass: a buffer stays open until something closes it."""
+    """A clock that stands still, so that a buffer stays open until it is closed explicitly."""
 
     monotonic = staticmethod(lambda: 5.0)
 
@@ -57,7 +57,7 @@ def producer_of(store: MemoryStore, **settings: Any) -> Producer:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_an_item_that_comes_after_the_closing_is_removed_once(interrupted: bool) -> None:
+def test_an_item_that_arrives_after_close_is_removed_once(interrupted: bool) -> None:
     opened = opened_with()
     opened.append(b"in")
     if interrupted:
@@ -72,19 +72,19 @@ def test_an_item_that_comes_after_the_closing_is_removed_once(interrupted: bool)
     assert opened.items() == [b"first", b"in"]
 
 
-def test_of_one_object_that_came_twice_the_late_one_comes_again() -> None:
+def test_only_the_late_one_of_two_appends_of_an_object_is_repeated() -> None:
     opened = opened_with()
     twice = b"twice"
     opened.append(twice)
     opened.close()
     opened.append(twice)
-    # Two callers ask, in any order; one of them appends it again.
+    # Two callers check, in any order, and one of them appends the object again.
     assert [opened.was_included(twice), opened.was_included(twice)] == [False, True]
     assert opened.items() == [b"first", b"twice"]
 
 
 def meanwhile(producer: Producer, act: Callable[[float], None]) -> None:
-    """Just before the next record is appended to the open buffer, ``act`` runs."""
+    """Call ``act`` just before the next record is appended to the open buffer."""
     opened = producer._batcher.buffer
     append = opened.append
 
@@ -95,7 +95,7 @@ def meanwhile(producer: Producer, act: Callable[[float], None]) -> None:
     opened.append = act_first
 
 
-def test_a_record_that_comes_while_its_buffer_is_closed_goes_into_the_next_batch() -> None:
+def test_a_record_that_arrives_while_its_buffer_is_closed_goes_into_the_next_batch() -> None:
     store = MemoryStore()
     with producer_of(store) as producer:
         first = producer.send(b"first")
@@ -107,7 +107,7 @@ def test_a_record_that_comes_while_its_buffer_is_closed_goes_into_the_next_batch
     assert batches(store) == [[b"first"], [b"late"]]
 
 
-def test_a_record_that_comes_while_the_producer_is_closed_is_refused() -> None:
+def test_a_record_that_arrives_while_the_producer_is_closed_is_refused() -> None:
     store = MemoryStore()
     producer = producer_of(store)
     producer.send(b"first")
@@ -118,7 +118,7 @@ def test_a_record_that_comes_while_the_producer_is_closed_is_refused() -> None:
 
 
 @pytest.mark.parametrize("how", ["send", "produce", "many"])
-def test_an_interrupt_at_any_instruction_loses_and_doubles_nothing(how: str) -> None:
+def test_an_interrupt_at_any_instruction_neither_loses_nor_duplicates_a_record(how: str) -> None:
     seen = set()
     for interrupt in each_step(least=30, opcodes=True):
         store = MemoryStore()
@@ -139,7 +139,7 @@ def test_an_interrupt_at_any_instruction_loses_and_doubles_nothing(how: str) -> 
     assert seen == {(b"before", b"after"), (b"before", *hit, b"after")}
 
 
-def test_threads_that_send_beside_many_flushes_lose_and_double_nothing() -> None:
+def test_concurrent_sends_and_flushes_neither_lose_nor_duplicate_a_record() -> None:
     store = MemoryStore()
     producer = Producer(config(flush_interval_ms=1, flush_size_bytes=2_000), store=store)
     calls: list[list[tuple[list[bytes], WriteHandle]]] = [[] for _ in range(3)]
@@ -175,7 +175,7 @@ def test_threads_that_send_beside_many_flushes_lose_and_double_nothing() -> None
             assert {where[record] for record in given} == {durable.sequence}
 
 
-def test_a_handle_says_the_time_that_is_queued_for_its_record() -> None:
+def test_a_handle_has_the_time_that_is_queued_for_its_record() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     with Producer(held_config(), store=store, runtime=runtime) as producer:
         times = []
@@ -188,7 +188,7 @@ def test_a_handle_says_the_time_that_is_queued_for_its_record() -> None:
     assert times[0::2] == times[1::2]
 
 
-def test_f21_a_record_that_no_reader_would_accept_is_refused_and_the_largest_is_not() -> None:
+def test_f21_a_record_above_the_limit_of_readers_is_refused_and_the_largest_is_accepted() -> None:
     store = MemoryStore()
     with producer_of(store, max_batch_bytes=100) as producer:
         with pytest.raises(InvalidInput, match=r"record takes 101 bytes.*at most 100: store"):
@@ -222,16 +222,16 @@ def encoded(*parts: AppendBuffer | ProduceRequest) -> list[bytes | memoryview]:
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_a_list_of_bytes_becomes_its_block(kind: Any) -> None:
+def test_a_list_of_bytes_is_encoded_as_one_block(kind: Any) -> None:
     records = [b"", b"x", b"y" * 1_023, b"z" * 1_024, b"w" * 7_000]
     assert encode_list(kind(records)) == piece(*records)
-    block, count = encode_list(kind(records * 300)) or (b"", 0)  # so many are joined by Arrow
+    block, count = encode_list(kind(records * 300)) or (b"", 0)  # Arrow joins lists of this length
     assert (bytes(block), count) == piece(*records * 300)
 
 
 @pytest.mark.parametrize("other", ["text", None, 7, bytearray(b"a"), memoryview(b"a")])
 @pytest.mark.parametrize("at", [0, 50, 99])
-def test_a_list_with_anything_else_is_encoded_one_by_one(other: Any, at: int) -> None:
+def test_a_list_with_other_types_is_encoded_record_by_record(other: Any, at: int) -> None:
     records: list[Any] = [b"record"] * 100
     records[at] = other
     assert encode_list(records) is None
@@ -242,7 +242,7 @@ def test_a_list_with_anything_else_is_encoded_one_by_one(other: Any, at: int) ->
             encode_entries(records)
 
 
-def test_bytes_of_a_class_of_their_own_are_not_trusted_to_know_their_length() -> None:
+def test_the_length_of_a_subclass_of_bytes_is_not_trusted() -> None:
     class Odd(bytes):
         def __len__(self) -> int:
             return 3
@@ -261,7 +261,7 @@ def test_records_and_pieces_keep_their_order() -> None:
     assert decode_batch(b"".join(pieces)) == [*map(bytes, zip(b"abcdefghi")), b"", b"j"]
 
 
-def test_neighbouring_buffers_are_joined_in_one_go_and_many_records_in_several() -> None:
+def test_neighboring_buffers_are_joined_at_once_and_many_records_in_several_steps() -> None:
     records = [b"%d" % n for n in range(RECORDS_AT_ONCE + 2_000)]
     starts = range(0, len(records), 1_000)
     pieces = encoded(*(closed(*records[start : start + 1_000]) for start in starts))
@@ -284,7 +284,7 @@ def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
 
 
 def sealed(b: Batcher) -> list[Batch]:
-    """The batches that are full; the open one stays, whatever its age."""
+    """Return the full batches, and keep the open one regardless of its age."""
     return list(iter(lambda: b.take(0.0), None))
 
 
@@ -293,7 +293,7 @@ def take(b: Batcher, now: float = 0.0) -> Batch | None:
     return b.take(now)
 
 
-def test_due_when_the_interval_has_passed_since_the_first_call() -> None:
+def test_a_batch_is_due_when_the_interval_has_passed_since_its_first_call() -> None:
     b = batcher()
     assert b.due_at is None
     assert b.take(99.0) is None
@@ -309,7 +309,7 @@ def test_due_when_the_interval_has_passed_since_the_first_call() -> None:
 def test_under_a_steady_load_a_batch_is_due_every_interval() -> None:
     b = batcher()
     due = []
-    # A call each 30 ms: the first one after 5.1 comes at 5.12, and does not shift the timer.
+    # A call comes every 30 ms. The first one after 5.1 is at 5.12, which does not shift the timer.
     for at in (5.0, 5.03, 5.06, 5.09, 5.12, 5.15, 5.18, 5.21, 5.24):
         b.take(at)
         b.add(call(b"a"), now=at)
@@ -318,7 +318,7 @@ def test_under_a_steady_load_a_batch_is_due_every_interval() -> None:
 
 
 @pytest.mark.parametrize("at", [5.05, 5.35], ids=["before 5.1", "an interval and more after it"])
-def test_after_a_pause_or_an_early_flush_the_interval_begins_with_the_call(at: float) -> None:
+def test_after_a_pause_or_an_early_flush_the_interval_starts_with_the_next_call(at: float) -> None:
     b = batcher()
     b.add(call(b"a"), now=5.0)
     take(b)
@@ -326,7 +326,7 @@ def test_after_a_pause_or_an_early_flush_the_interval_begins_with_the_call(at: f
     assert b.due_at == at + 0.1
 
 
-def test_f32_a_call_that_finds_the_batch_due_takes_it_along() -> None:
+def test_f32_a_call_that_finds_the_batch_due_flushes_it() -> None:
     b = batcher()
     b.add(call(b"a"), now=5.0)
     b.add(call(b"b"), now=5.2)
@@ -335,7 +335,7 @@ def test_f32_a_call_that_finds_the_batch_due_takes_it_along() -> None:
 
 
 @pytest.mark.parametrize(("entries", "size"), [([b"x" * 6, b""], 14), ([b""] * 3, 12)])
-def test_f33_full_when_the_size_is_exceeded_prefixes_included(
+def test_f33_a_batch_is_full_when_its_size_with_prefixes_exceeds_the_limit(
     entries: list[bytes], size: int
 ) -> None:
     b = batcher(flush_size=10)
@@ -345,8 +345,8 @@ def test_f33_full_when_the_size_is_exceeded_prefixes_included(
     assert [batch.size for batch in sealed(b)] == [size]
 
 
-def test_f35_metadata_fills_a_batch_too() -> None:
-    # It is one entry of the manifest, which every later append writes again.
+def test_f35_metadata_counts_toward_the_size_of_a_batch() -> None:
+    # Metadata is stored in the manifest entry, which every later append writes again.
     b = batcher()
     payload = bytes(METADATA_FLUSH_BYTES // 4)
     for n in range(3):
@@ -369,7 +369,7 @@ def test_f34_no_batch_has_more_records_than_its_footer_can_count(
     assert [[batch.count for batch in full] for full in added] == [[], [], [2]]
 
 
-def test_f33_what_waits_is_counted_until_it_is_taken() -> None:
+def test_f33_waiting_bytes_are_counted_until_they_are_taken() -> None:
     b = batcher()
     assert b.held == 0
     b.add(call(b"abc", b"m"), now=0.0)
@@ -396,8 +396,8 @@ def ranges(made: Batch) -> tuple[Metadata, ...]:
     return made.metadata
 
 
-def test_f35_calls_of_one_time_and_payload_share_a_range() -> None:
-    # The manifest has the ranges, and is written again with each append.
+def test_f35_calls_with_the_same_time_and_payload_share_a_range() -> None:
+    # Ranges are stored in the manifest, which each append writes again.
     made = batch(*(call(b"x", b"topic", at=n // 100) for n in range(1_000)))
     assert ranges(made) == tuple(Metadata(n * 100, n, b"topic") for n in range(10))
     assert made.metadata_size == 10 * (RANGE_BYTES + len(b"topic"))

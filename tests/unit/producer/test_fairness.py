@@ -1,6 +1,6 @@
-"""How long writers wait for each other: the rules.
+"""The rules for how long writers wait for each other.
 
-Many writers on virtual time: tests/simulation/test_write_fairness.py.
+tests/simulation/test_write_fairness.py simulates many writers on virtual time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fairness(draw: float = 0.5) -> WriteFairness:
     return WriteFairness(lambda: draw, OWN)
 
 
-def test_a_writer_that_is_alone_neither_reads_first_nor_pauses() -> None:
+def test_a_single_writer_neither_reads_first_nor_pauses() -> None:
     ours = fairness()
     for now in range(100):
         assert not ours.begins(now)
@@ -47,7 +47,7 @@ def test_a_writer_that_is_alone_neither_reads_first_nor_pauses() -> None:
         assert ours.pause(now + 0.06) <= 0
 
 
-def test_after_a_win_it_stands_back_for_one_and_a_half_cycles_of_each_other_writer() -> None:
+def test_after_a_win_a_writer_pauses_for_one_and_a_half_cycles_of_each_other_writer() -> None:
     ours = fairness()
     for tag in tags(3):
         ours.saw([location(tag), location(tag)], 1.0)
@@ -57,7 +57,7 @@ def test_after_a_win_it_stands_back_for_one_and_a_half_cycles_of_each_other_writ
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.999])
-def test_the_pause_differs_by_no_more_than_a_twentieth(draw: float) -> None:
+def test_the_pause_varies_by_at_most_five_percent(draw: float) -> None:
     ours = fairness(draw)
     ours.saw([location(tag) for tag in tags(1) * 2], 1.0)
     ours.begins(1.0)
@@ -76,18 +76,18 @@ def test_a_lost_race_is_retried_within_half_a_cycle_and_counts_as_another_writer
 
 
 @pytest.mark.parametrize("write_s", [0.001, 0.06, 0.4])
-def test_the_first_race_that_is_lost_costs_no_more_than_the_time_of_a_write(write_s: float) -> None:
-    """On a disk it held up records for 50 ms, which was the 99th percentile of all of them."""
+def test_the_pause_after_the_first_lost_race_is_at_most_the_time_of_a_write(write_s: float) -> None:
+    """On a disk, a longer pause delayed records by 50 ms, which was the 99th percentile."""
     ours = fairness(0.999)
     for number in range(3):
         assert not ours.begins(float(number))
         ours.won(number + write_s)
     ours.begins(4.0)
     wait = ours.lost(4.0 + write_s)
-    assert 0.9 * write_s < wait <= write_s, "a random share of it"
+    assert 0.9 * write_s < wait <= write_s, "the pause is a random share of a write"
 
 
-def test_others_are_forgotten_when_they_write_no_more() -> None:
+def test_other_writers_are_forgotten_when_they_stop_writing() -> None:
     ours = fairness()
     ours.lost(1.0)
     ours.saw([location(tag) for tag in tags(4) * 2], 1.0)
@@ -96,7 +96,7 @@ def test_others_are_forgotten_when_they_write_no_more() -> None:
     assert not ours.begins(1.1 + WINDOW_S)
 
 
-def test_own_batches_and_those_of_clients_without_tags_are_not_counted() -> None:
+def test_own_batches_and_batches_without_tags_are_not_counted() -> None:
     ours = fairness()
     ours.saw([location(OWN) for _ in range(10)], 1.0)
     ours.saw([location() for _ in range(1_000)], 1.0)
@@ -104,13 +104,13 @@ def test_own_batches_and_those_of_clients_without_tags_are_not_counted() -> None
     assert ours.others(1.0) == 0
 
 
-def test_a_run_of_the_go_producer_is_one_writer() -> None:
+def test_a_run_of_the_go_producer_counts_as_one_writer() -> None:
     ours, run = fairness(), RUNTIME.ulid()
     ours.saw([f"ingest/{run}/{n:016x}" for n in range(10)], 1.0)
     assert ours.others(1.0) == 1
 
 
-def test_whatever_is_in_a_manifest_pause_and_memory_have_limits() -> None:
+def test_pause_and_memory_are_bounded_for_any_manifest() -> None:
     ours = fairness()
     for now in range(5):
         ours.saw([location(tag) for tag in tags(2_000) for _ in range(2)], now)
@@ -120,7 +120,7 @@ def test_whatever_is_in_a_manifest_pause_and_memory_have_limits() -> None:
     assert ours.pause(10.0) == MAX_PAUSE_S
 
 
-def test_one_write_that_hung_does_not_make_the_next_pauses_long() -> None:
+def test_one_write_that_hung_does_not_lengthen_the_next_pauses() -> None:
     ours, tag = fairness(), tags(1)[0]
     now = 0.0
     for takes in (CYCLE_S, CYCLE_S, 9.0, CYCLE_S):
@@ -136,7 +136,7 @@ WRITE_S = 0.06
 
 
 def pauses_of(seconds: float, idle_s: float, raced_at: float | None = None) -> list[float]:
-    """When pauses came while something was written all the time, but for so long before each."""
+    """Return the times of pauses of a busy writer that is idle for ``idle_s`` before each write."""
     ours, now, found = WriteFairness(lambda: 0.5), 0.0, []
     while now < seconds:
         began = now
@@ -153,13 +153,13 @@ def pauses_of(seconds: float, idle_s: float, raced_at: float | None = None) -> l
     return found
 
 
-def test_a_writer_that_writes_all_the_time_pauses_now_and_then() -> None:
+def test_a_writer_that_writes_all_the_time_pauses_sometimes() -> None:
     found = pauses_of(6 * ALONE_S, idle_s=0.003)
     assert 4 <= len(found) <= 6
     assert found[0] < ALONE_S + 2 * WRITE_S
 
 
-def test_after_a_lost_race_pauses_come_every_second_for_a_minute() -> None:
+def test_after_a_lost_race_there_is_a_pause_every_second_for_a_minute() -> None:
     found = pauses_of(20 + KNOWN_S + 7 * ALONE_S, idle_s=0.003, raced_at=20.0)
     beside = [at for at in found if 20 < at < 20 + KNOWN_S]
     assert len(beside) >= KNOWN_S / (CONTENDED_S + 5 * WRITE_S)
@@ -167,11 +167,11 @@ def test_after_a_lost_race_pauses_come_every_second_for_a_minute() -> None:
     assert 5 <= len(after) <= 6
 
 
-def test_time_without_anything_to_write_counts_as_a_pause() -> None:
+def test_idle_time_counts_as_a_pause() -> None:
     assert pauses_of(6 * ALONE_S, idle_s=2.1 * WRITE_S) == []
 
 
-def test_a_write_that_hung_makes_no_long_pause() -> None:
+def test_a_write_that_hung_does_not_cause_a_long_pause() -> None:
     ours = WriteFairness(lambda: 0.5)
     assert not ours.begins(0.0)
     ours.won(60.0)
@@ -180,13 +180,13 @@ def test_a_write_that_hung_makes_no_long_pause() -> None:
     assert ours.pause(120.0) == MAX_UNKNOWN_PAUSE_S
 
 
-def test_writers_that_ask_are_let_in_for_as_long_as_that_many_writes_take() -> None:
+def test_a_requested_pause_lasts_for_the_requested_number_of_writes() -> None:
     ours = WriteFairness(lambda: 0.5)
     assert not ours.begins(0.0)
     ours.won(WRITE_S)
     assert ours.let_in(3, WRITE_S) == pytest.approx(3 * CYCLES_EACH * 2 * WRITE_S)
     assert ours.let_in(1_000_000, WRITE_S) == MAX_UNKNOWN_PAUSE_S
-    # They have written: the next write reads first, and only that one.
+    # The others have written, so only the next write reads first.
     assert ours.begins(1.0)
     ours.won(1.0 + 2 * WRITE_S)
     assert not ours.begins(1.2)

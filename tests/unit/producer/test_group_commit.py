@@ -1,4 +1,4 @@
-"""The committer of one process. What every committer promises: tests/contract/test_committer.py."""
+"""The committer of one process. tests/contract/test_committer.py tests all committers alike."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def queued(store: MemoryStore) -> list[str]:
 
 
 class Held(MemoryStore):
-    """The first manifest write waits until it is let through."""
+    """Holds the first manifest write until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,26 +95,26 @@ class Callers:
 
 
 def held(store: Held, *numbers: int, **settings: int) -> Callers:
-    """One append is under way until :attr:`Held.go_on`, and these wait behind it, in order."""
+    """Start one append that lasts until :attr:`Held.go_on`, with these waiting for it in order."""
     callers = Callers(store, **settings)
     callers.append(0)
     assert store.begun.wait(WAIT_S)
     for n in numbers:
-        wait_behind(callers, n)
+        wait_in_order(callers, n)
     return callers
 
 
-def wait_behind(callers: Callers, n: int, **how: Any) -> None:
+def wait_in_order(callers: Callers, n: int, **how: Any) -> None:
     waiting = len(callers.committer._waiting)
     callers.append(n, **how)
     eventually(lambda: len(callers.committer._waiting) > waiting)
 
 
-def test_appends_that_come_while_one_is_on_its_way_share_the_next_write() -> None:
+def test_appends_that_arrive_during_a_write_share_the_next_write() -> None:
     store = Held()
     callers = held(store)
     for n in range(1, 9):
-        wait_behind(callers, 10 * n, count=2)
+        wait_in_order(callers, 10 * n, count=2)
     store.go_on.set()
     callers.join()
     assert store.writes == 2
@@ -136,17 +136,17 @@ def test_f2_no_append_joins_a_write_whose_answer_was_lost() -> None:
     callers = held(store, 1)
     store.go_on.set()
     callers.join()
-    # It may have landed alone: with the other append in it, the manifest could not show that.
+    # The append may have landed alone. A repeated write with another append could not find it.
     assert callers.outcomes == {0: 0, 1: 1}
     assert queued(store) == [entry(0).location, entry(1).location]
 
 
-def test_an_append_that_waits_for_too_long_is_refused_and_holds_up_no_other() -> None:
+def test_an_append_that_waits_too_long_is_refused_without_delaying_others() -> None:
     store = Held()
     callers = held(store)
     callers.append(1, within=0.05)
     callers.await_outcomes(1)
-    wait_behind(callers, 3)
+    wait_in_order(callers, 3)
     store.go_on.set()
     callers.await_outcomes(3)
     callers.append(2, within=-1.0)
@@ -156,9 +156,9 @@ def test_an_append_that_waits_for_too_long_is_refused_and_holds_up_no_other() ->
     assert queued(store) == [entry(0).location, entry(3).location]
 
 
-def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> None:
+def test_f35_appends_that_fit_alone_succeed_although_their_group_does_not_fit() -> None:
     store = Held()
-    # 22 bytes and 59 for each: six fit.
+    # 22 bytes and 59 per entry, so six entries fit.
     callers = held(store, *range(1, 9), max_manifest_bytes=400)
     store.go_on.set()
     callers.join()
@@ -167,13 +167,13 @@ def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> No
     assert sorted(full) == [6, 7, 8]
 
 
-def test_an_entry_that_no_manifest_can_hold_fails_its_own_caller_and_no_other() -> None:
+def test_an_entry_that_no_manifest_can_store_fails_only_its_own_caller() -> None:
     store = Held()
     callers = held(store)
-    # Half a surrogate pair: what a broker is sent as JSON may have one.
-    wait_behind(callers, 7, prefix="ingest/\ud800")
+    # Half a surrogate pair, which JSON that is sent to a broker may contain.
+    wait_in_order(callers, 7, prefix="ingest/\ud800")
     for n in (1, 2, 3):
-        wait_behind(callers, n)
+        wait_in_order(callers, n)
     store.go_on.set()
     callers.join()
     assert isinstance(callers.outcomes.pop(7), InvalidInput)
@@ -182,7 +182,7 @@ def test_an_entry_that_no_manifest_can_hold_fails_its_own_caller_and_no_other() 
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), SystemExit()])
-def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on(
+def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_succeeds(
     bug: BaseException,
 ) -> None:
     class Buggy(Held):
@@ -205,12 +205,12 @@ def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on(
         assert found == {RuntimeError}
         assert queued(store) == [entry(n).location for n in (0, 3)]
     else:
-        # The thread that wrote is interrupted, and the others cannot know of its write.
+        # The writing thread is interrupted, and the other threads cannot know whether it wrote.
         assert found == {SystemExit, CommitStateUnknown}
         assert len(queued(store)) == 4
 
 
-def test_an_append_waits_for_the_stores_pace() -> None:
+def test_an_append_waits_for_the_rate_limit_of_the_store() -> None:
     class Paced(MemoryStore):
         due = 0.0
 

@@ -1,4 +1,4 @@
-"""One handle, with the methods of ``concurrent.futures.Future``."""
+"""The write handle, with the methods of ``concurrent.futures.Future``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTH = {"p-00000": DURABLE, "p-00001": OTHER}
 
 
 class Call:
-    """A call of a queue's producer, or one of a topic's with two parts."""
+    """A call of a queue's producer, or a call of a topic's producer with two parts."""
 
     def __init__(self, parts: int) -> None:
         runtime = SystemRuntime()
@@ -39,12 +39,12 @@ def call(request: pytest.FixtureRequest) -> Call:
     return Call(request.param)
 
 
-def test_it_has_the_methods_of_a_future_under_their_names(call: Call) -> None:
+def test_a_handle_has_the_methods_of_a_future(call: Call) -> None:
     public = {"result", "done", "exception", "add_done_callback"}
     assert public <= {name for name in dir(Future) if hasattr(call.handle, name)}
 
 
-def test_it_waits_and_the_first_outcome_stays(call: Call) -> None:
+def test_a_handle_waits_and_keeps_its_first_outcome(call: Call) -> None:
     assert not call.handle.done()
     for ask in (call.handle.result, call.handle.exception):
         with pytest.raises(TimeoutError, match="wait again"):
@@ -56,17 +56,17 @@ def test_it_waits_and_the_first_outcome_stays(call: Call) -> None:
     assert (call.handle.done(), call.handle.exception()) == (True, None)
 
 
-def test_a_failure_is_raised_by_each_way_to_ask_once_all_parts_have_ended(call: Call) -> None:
+def test_every_method_raises_a_failure_once_all_parts_have_ended(call: Call) -> None:
     call.parts[0].complete(Drained("p-00000/manifest"))
-    assert call.handle.done() is (len(call.parts) == 1)  # the other one may still land
+    assert call.handle.done() is (len(call.parts) == 1)  # the other part may still land
     call.complete(DURABLE, TransientStorageError("down"))
     for ask in (call.handle.result, lambda: asyncio.run(wait(call))):
-        with pytest.raises(Drained):  # the first one
+        with pytest.raises(Drained):  # the first failure
             ask()
     assert isinstance(call.handle.exception(), Drained)
 
 
-def test_a_callback_gets_the_handle_and_one_that_raises_stops_nothing(
+def test_a_callback_gets_the_handle_and_its_errors_do_not_stop_others(
     call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[object] = []
@@ -85,7 +85,7 @@ def test_a_callback_gets_the_handle_and_one_that_raises_stops_nothing(
     assert caplog.text.count("ValueError: a bug of the caller's") == 2
 
 
-def test_an_interrupt_during_a_callback_in_the_callers_own_thread_is_the_callers(
+def test_an_interrupt_during_a_callback_in_the_thread_of_the_caller_is_raised_there(
     call: Call,
 ) -> None:
     call.complete()
@@ -101,7 +101,7 @@ async def wait(call: Call) -> Any:
     return await call.handle
 
 
-def test_it_is_awaited_from_asyncio_and_completed_from_a_thread(call: Call) -> None:
+def test_a_handle_can_be_awaited_and_completed_by_another_thread(call: Call) -> None:
     async def main() -> Any:
         threading.Timer(0.01, call.complete).start()
         return await asyncio.wait_for(wait(call), 20)
@@ -109,7 +109,7 @@ def test_it_is_awaited_from_asyncio_and_completed_from_a_thread(call: Call) -> N
     assert asyncio.run(main()) == call.durable
 
 
-def test_a_closed_loop_is_left_alone(call: Call) -> None:
+def test_a_closed_event_loop_is_not_called(call: Call) -> None:
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(wait(call), 0.01)
@@ -119,7 +119,7 @@ def test_a_closed_loop_is_left_alone(call: Call) -> None:
     assert call.handle.result() == call.durable
 
 
-def test_a_call_of_nothing_is_durable_at_once() -> None:
+def test_an_empty_call_is_durable_at_once() -> None:
     handle = TopicHandle({}, SystemRuntime())
     calls: list[object] = []
     handle.add_done_callback(calls.append)

@@ -1,4 +1,4 @@
-"""The order of batches, from their upload to their outcome."""
+"""The order of batches from their upload to their outcome."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def enter(
 
 
 def append(uploads: OrderedUploads, first: int, now: float = 0.0) -> list[str]:
-    """Append what is ready, and tell which batches that were."""
+    """Append the ready batches, and return them."""
     group, _ = uploads.take(at(now))
     assert uploads.landed(first, at(now)) == []
     return [batch.location for batch in group]
 
 
-def test_an_upload_waits_for_the_one_before_it() -> None:
+def test_an_upload_waits_for_the_previous_one() -> None:
     uploads = uploads_of()
     first, second = enter(uploads, 1), enter(uploads, 2)
     uploads.stored(second)
@@ -84,7 +84,7 @@ def test_one_group_is_appended_at_a_time() -> None:
     assert uploads.take(at(0)) == ([second], [])
 
 
-def test_a_failed_upload_keeps_no_bytes_and_lets_those_behind_it_pass() -> None:
+def test_a_failed_upload_releases_its_bytes_and_does_not_block_later_ones() -> None:
     uploads = uploads_of()
     first, second = enter(uploads, 1), enter(uploads, 2, stored=True)
     uploads.fail([first], DENIED)
@@ -92,8 +92,8 @@ def test_a_failed_upload_keeps_no_bytes_and_lets_those_behind_it_pass() -> None:
     assert (first.outcome, first.data) == (DENIED, None)
 
 
-def test_a_transaction_that_enters_behind_a_failed_one_fails() -> None:
-    """produce() may have checked for failures just before there was one."""
+def test_a_transaction_that_follows_a_failed_one_fails() -> None:
+    """produce() may have checked for failures just before the first one."""
     uploads = uploads_of()
     uploads.fail([enter(uploads, 0, ordered=True)], DENIED)
     late = enter(uploads, 1, ordered=True)
@@ -102,7 +102,7 @@ def test_a_transaction_that_enters_behind_a_failed_one_fails() -> None:
     assert append(uploads, 0) == [plain.location]
 
 
-def test_of_two_failures_the_one_in_front_fails_those_between_them() -> None:
+def test_the_earlier_of_two_failures_fails_the_batches_between_them() -> None:
     uploads = uploads_of()
     first, middle, third = (enter(uploads, n, ordered=True) for n in range(3))
     uploads.fail([third], DENIED)
@@ -110,7 +110,7 @@ def test_of_two_failures_the_one_in_front_fails_those_between_them() -> None:
     assert middle.outcome is DENIED
 
 
-def test_f5_old_uploads_go_back_together_and_keep_their_places() -> None:
+def test_f5_old_uploads_are_repeated_together_and_keep_their_order() -> None:
     uploads = uploads_of(max_age=300.0)
     failed, old = enter(uploads, 0, stored=True), enter(uploads, 1, stored=True)
     young, old_too = enter(uploads, 2, named=301, stored=True), enter(uploads, 3, stored=True)
@@ -128,8 +128,10 @@ def test_f5_old_uploads_go_back_together_and_keep_their_places() -> None:
     [(0, at(0, wall=301)), (1000, at(1301, wall=0))],
     ids=["the machine was suspended", "the wall clock was set back"],
 )
-def test_f5_f6_the_clock_that_says_more_tells_an_uploads_age(named: float, now: Moment) -> None:
-    """Linux stops the monotonic clock while the machine sleeps; the collector does not."""
+def test_f5_f6_the_age_of_an_upload_is_the_larger_one_of_both_clocks(
+    named: float, now: Moment
+) -> None:
+    """Linux stops the monotonic clock while the machine sleeps, but the collector goes on."""
     uploads = uploads_of(max_age=300.0)
     batch = enter(uploads, 1, named=named, stored=True)
     assert uploads.take(now) == ([], [batch])
@@ -148,7 +150,7 @@ def test_f5_a_commit_that_slept_past_the_grace_period_is_not_durable() -> None:
     assert late.outcome is unknown
 
 
-def test_a_refused_append_leaves_its_uploads_in_front() -> None:
+def test_the_uploads_of_a_refused_append_stay_first() -> None:
     uploads = uploads_of()
     first, second = (enter(uploads, n, stored=True) for n in range(2))
     third = enter(uploads, 2)
@@ -159,7 +161,7 @@ def test_a_refused_append_leaves_its_uploads_in_front() -> None:
     assert append(uploads, 0) == [first.location, second.location, third.location]
 
 
-def test_a_deadline_is_kept_whatever_an_upload_waits_for() -> None:
+def test_a_deadline_applies_to_every_wait_of_an_upload() -> None:
     uploads = uploads_of()
     hangs = enter(uploads, 1, deadline=10)
     behind = enter(uploads, 2, deadline=11, stored=True)
@@ -171,14 +173,14 @@ def test_a_deadline_is_kept_whatever_an_upload_waits_for() -> None:
     assert isinstance(hangs.outcome, TransientStorageError)
     assert "delivery_timeout_ms: its upload did not end" in str(hangs.outcome)
     assert uploads.take(at(10)) == ([behind], [])
-    # While it is being appended, it may be queued.
+    # While it is appended, it may already be queued.
     uploads.expire(50)
     assert behind.outcome is None
     uploads.refused(refused, at(51))
     assert behind.outcome is refused
 
 
-def test_uploads_that_always_grow_too_old_end_at_their_deadline() -> None:
+def test_uploads_that_always_become_too_old_fail_at_their_deadline() -> None:
     uploads = uploads_of(max_age=1.0)
     batch = enter(uploads, 1, deadline=10)
     rounds = 0
@@ -193,7 +195,7 @@ def test_uploads_that_always_grow_too_old_end_at_their_deadline() -> None:
     assert isinstance(batch.outcome, TransientStorageError)
 
 
-def test_an_append_without_an_answer_is_unknown_in_the_end() -> None:
+def test_an_append_without_an_answer_is_unknown_at_its_deadline() -> None:
     uploads = uploads_of(append_limit=120.0)
     first, second = (enter(uploads, n, ordered=True, stored=True) for n in range(2))
     behind = enter(uploads, 3, ordered=True)
@@ -204,12 +206,12 @@ def test_an_append_without_an_answer_is_unknown_in_the_end() -> None:
         assert isinstance(batch.outcome, CommitStateUnknown)
         assert batch.outcome.locations == (first.location, second.location)
     assert behind.stage is Stage.COMPLETED
-    # What becomes known later changes nothing.
+    # A later answer changes nothing.
     uploads.landed(0, at(126))
     assert isinstance(first.outcome, CommitStateUnknown)
 
 
-def test_an_append_must_begin_before_its_objects_are_old_and_its_deadlines_pass() -> None:
+def test_an_append_must_start_before_its_objects_are_old_and_before_its_deadlines() -> None:
     uploads = uploads_of(max_age=300.0)
     group = [enter(uploads, 1, named=10), enter(uploads, 2, named=20, deadline=315)]
     assert uploads.begin_by(group) == 310

@@ -35,7 +35,7 @@ from tests.unit.producer.in_memory import WAIT_S, bytes_of, config, entries, hel
 
 
 class Gate(MemoryStore):
-    """Batch uploads wait until the gate opens; those that contain a refused part then fail."""
+    """Holds batch uploads until the gate opens, and then fails those with a refused part."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         super().__init__("gate")
@@ -95,20 +95,20 @@ def test_close_flushes_and_keeps_produce_order() -> None:
         pa.chunked_array([pa.array([b"abc"]), pa.array([b""])]),
     ],
 )
-def test_entries_in_any_form(given: Any) -> None:
+def test_entries_are_accepted_in_any_form(given: Any) -> None:
     store = MemoryStore()
     with Producer(config(compression=Compression.ZSTD), store=store) as producer:
         producer.produce(given)
         buffer = bytearray(b"before")
         producer.produce([buffer])
-        buffer[:] = b"after!"  # it may be used again at once
+        buffer[:] = b"after!"  # the buffer may be reused at once
     assert records(store) == [b"abc", b"", b"before"]
 
 
 @pytest.mark.parametrize(
     "wrong", [b"abc", "abc", ["abc"], [None], [b"a", 3], pa.array([b"a", None])]
 )
-def test_wrong_entries_are_refused_whole(wrong: Any) -> None:
+def test_a_call_with_an_invalid_entry_is_refused_as_a_whole(wrong: Any) -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
         for call in (producer.produce, producer.send):
@@ -119,7 +119,7 @@ def test_wrong_entries_are_refused_whole(wrong: Any) -> None:
     assert records(store) == [b"right"]
 
 
-def test_f35_metadata_that_would_weigh_down_the_manifest_is_refused() -> None:
+def test_f35_metadata_that_is_too_large_for_the_manifest_is_refused() -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
         with pytest.raises(InvalidInput, match="metadata has 1048577 bytes: use at most 1048576"):
@@ -132,7 +132,7 @@ def test_f35_metadata_that_would_weigh_down_the_manifest_is_refused() -> None:
 def test_a_python_without_the_interpreters_lock_is_refused(
     enabled: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if enabled is None:  # Python 3.12 has no such function, and always the lock
+    if enabled is None:  # Python 3.12 has no such function and always has the lock
         monkeypatch.delattr(sys, "_is_gil_enabled", raising=False)
     else:
         monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
@@ -150,7 +150,7 @@ def test_a_python_without_the_interpreters_lock_is_refused(
 
 
 @pytest.mark.parametrize("broker", ["auto", "off"])
-def test_f4_a_producer_of_a_queue_that_was_started_over_needs_no_other_one_closed(
+def test_f4_a_producer_of_a_recreated_queue_works_next_to_an_open_old_one(
     broker: str,
 ) -> None:
     store = MemoryStore()
@@ -168,7 +168,7 @@ def test_f4_a_producer_of_a_queue_that_was_started_over_needs_no_other_one_close
         old.close()
 
 
-def test_in_asyncio_a_full_buffer_holds_the_call_back_and_not_the_loop() -> None:
+def test_a_full_buffer_blocks_an_async_call_but_not_the_event_loop() -> None:
     store = Gate(is_open=False)
 
     async def main(producer: Producer) -> list[int]:
@@ -190,7 +190,7 @@ def test_in_asyncio_a_full_buffer_holds_the_call_back_and_not_the_loop() -> None
     assert sorted(records(store)) == [b"0", b"1", b"2", b"x" * 90]
 
 
-def test_in_asyncio_a_call_that_waits_while_the_producer_closes_is_refused() -> None:
+def test_an_async_call_that_waits_while_the_producer_closes_is_refused() -> None:
     store = Gate(is_open=False)
     producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
 
@@ -210,7 +210,9 @@ def test_in_asyncio_a_call_that_waits_while_the_producer_closes_is_refused() -> 
 
 
 @pytest.mark.parametrize("call", [([b"x" * 90], b""), ([], b"x" * 90)])
-def test_f33_bytes_in_flight_hold_callers_back(call: tuple[list[bytes], bytes]) -> None:
+def test_f33_callers_wait_while_too_many_bytes_are_in_flight(
+    call: tuple[list[bytes], bytes],
+) -> None:
     store = Gate(is_open=False)
     producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
     producer.produce(*call)
@@ -225,7 +227,7 @@ def test_f33_bytes_in_flight_hold_callers_back(call: tuple[list[bytes], bytes]) 
 
 
 @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
-def test_f31_a_wall_clock_that_jumps_neither_delays_nor_hastens_a_flush(jump_ms: int) -> None:
+def test_f31_a_jump_of_the_wall_clock_does_not_change_the_time_of_a_flush(jump_ms: int) -> None:
     runtime = ManualRuntime()
     store = Gate()
     with Producer(config(flush_interval_ms=100), store=store, runtime=runtime) as producer:
@@ -240,16 +242,16 @@ def test_f31_a_wall_clock_that_jumps_neither_delays_nor_hastens_a_flush(jump_ms:
         assert durable.wait(WAIT_S)
 
 
-def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
+def test_f29_f30_an_abandoned_batch_fails_its_handles_flush_and_close() -> None:
     store = Gate()
     store.refused[b"poor"] = TransientStorageError("slow down")
     settings = config(delivery_timeout_ms=50, flush_size_bytes=1)
-    # Its time passes while an upload that failed waits to be tried again, and not otherwise.
+    # Its time passes only while a failed upload waits for its next attempt.
     producer = Producer(settings, store=store, runtime=ManualRuntime())
     poor = producer.produce([b"poor"])
     with pytest.raises(TransientStorageError):
         poor.result(WAIT_S)
-    # The producer goes on, but never says that all is well again.
+    # The producer continues, but never reports success for everything again.
     producer.produce([b"fine"]).result(WAIT_S)
     with pytest.raises(FlushFailed, match="1 produce"):
         producer.flush()
@@ -259,7 +261,7 @@ def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
 
 
 def test_f2_a_lost_answer_is_verified_within_the_delivery_timeout() -> None:
-    # Longer than timeout_ms, and then the store tells that the write had landed.
+    # It takes longer than timeout_ms until the store shows that the write had landed.
     class Partitioned(MemoryStore):
         lost = 0
 
@@ -285,7 +287,7 @@ def test_f2_a_lost_answer_is_verified_within_the_delivery_timeout() -> None:
     producer.close()
 
 
-def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
+def test_f35_a_full_queue_delays_calls_until_the_delivery_timeout() -> None:
     store = MemoryStore()
     settings = config(max_manifest_bytes=150, delivery_timeout_ms=100, flush_size_bytes=1)
     producer = Producer(settings, store=store, runtime=ManualRuntime())
@@ -299,7 +301,7 @@ def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
 
 def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_again() -> None:
     class Late(MemoryStore):
-        """The append takes longer than the grace period, and the collector comes by."""
+        """The append takes longer than the grace period, and the collector deletes its object."""
 
         def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             if key == "ingest/manifest":
@@ -318,7 +320,7 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
     assert records(store) == [b"a"]
 
 
-def test_only_the_first_transaction_of_each_app_has_a_separator_in_front() -> None:
+def test_only_the_first_transaction_of_each_app_has_a_separator_before_it() -> None:
     store = MemoryStore()
     given = [("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2)]
     with Producer(config(), store=store) as producer:
@@ -351,7 +353,7 @@ def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
     assert records(store) == []
 
 
-def test_messages_have_a_batch_each_and_enter_the_queue_in_produce_order() -> None:
+def test_each_message_is_one_batch_and_they_are_queued_in_produce_order() -> None:
     store = MemoryStore()
     txn = Transaction("a", 1)
     messages = [build_uuid(b"\1AAAAA", clock, CONTINUE_TXN) for clock in range(2, 22)]
@@ -382,7 +384,7 @@ def test_threads_may_close_one_producer_at_once() -> None:
 
 
 class FewThreads(SystemRuntime):
-    """Starts so many threads and no more, as at the end of the interpreter."""
+    """Starts a limited number of threads, as at interpreter shutdown."""
 
     def __init__(self, limit: int) -> None:
         self.left = limit
@@ -394,7 +396,7 @@ class FewThreads(SystemRuntime):
         return super().spawn(target, name)
 
 
-def test_one_worker_is_enough_when_no_more_threads_start() -> None:
+def test_one_worker_is_enough_if_no_more_threads_can_start() -> None:
     store = MemoryStore()
     settings = held_config(flush_size_bytes=1)
     with Producer(settings, store=store, runtime=FewThreads(2)) as producer:
@@ -404,18 +406,18 @@ def test_one_worker_is_enough_when_no_more_threads_start() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_a_producer_is_not_made_when_no_thread_would_flush_it(threads: int) -> None:
+def test_a_producer_is_not_created_if_no_thread_can_flush_it(threads: int) -> None:
     runtime, store = FewThreads(threads), MemoryStore()
     with pytest.raises(RuntimeError, match="new thread"):
         Producer(held_config(), store=store, runtime=runtime)
-    # Nothing of it is left that would disturb the next one.
+    # It leaves nothing that would disturb the next producer.
     runtime.left = 10
     with Producer(held_config(), store=store, runtime=runtime) as producer:
         producer.produce([b"a"])
     assert records(store) == [b"a"]
 
 
-def test_f30_exit_closes_every_forgotten_producer_until_it_is_interrupted(
+def test_f30_exit_closes_every_open_producer_until_it_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def interrupted(seconds: float) -> bool:

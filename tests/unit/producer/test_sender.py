@@ -1,4 +1,4 @@
-"""What a producer promises when its caller, its store or its callbacks misbehave."""
+"""The guarantees of a producer when its caller, its store, or its callbacks misbehave."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.unit.producer.in_memory import WAIT_S, bytes_of, config, held_config,
 
 
 def within(seconds: float, call: Callable[[], object]) -> None:
-    """Raise what the call raises; it must end in time."""
+    """Run a call that must end in time, and raise its error."""
     raised: list[BaseException | None] = []
 
     def run() -> None:
@@ -54,7 +54,7 @@ def within(seconds: float, call: Callable[[], object]) -> None:
 
 
 class Silent(MemoryStore):
-    """Accepts every request and, while it is silent, answers none."""
+    """Accepts every request, but does not answer while it is silent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def silent() -> Iterator[Silent]:
 def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
     settings: dict[str, int], call: dict[str, Any]
 ) -> None:
-    # A plain call that finds an open buffer takes few steps: see test_batching.py.
+    # test_batching.py tests the few steps of a plain call that finds an open buffer.
     for interrupt in each_step(least=40 if call or settings else 10):
         store = MemoryStore()
         producer = Producer(config(flush_interval_ms=8, **settings), store=store)
@@ -112,7 +112,7 @@ def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
         interrupt(partial(producer.produce, [b"hit"], **call))
         after = producer.produce([b"after"])
         for handle in (before, after):
-            # Not by the flush of close(): by the timer, which the interrupt must not stop.
+            # The timer flushes it, and not close(). The interrupt must not stop the timer.
             handle.result(WAIT_S)
         producer.close(WAIT_S)
         assert records(store) in ([b"before", b"after"], [b"before", b"hit", b"after"])
@@ -132,16 +132,16 @@ def test_an_interrupt_anywhere_in_flush_and_close_lets_a_second_close_end(method
 
 
 class Waited(SystemRuntime):
-    """A clock that lets its caller wait once, however late a busy machine asks."""
+    """A clock that lets its caller wait once, even if a busy machine asks late."""
 
     def __init__(self) -> None:
-        self._times = iter((0.0, 0.0))  # it begins to wait, and looks how long is left
+        self._times = iter((0.0, 0.0))  # the caller starts to wait, and checks the remaining time
 
     def monotonic(self) -> float:
         return next(self._times, 1.0)
 
 
-def test_an_interrupt_anywhere_in_await_durable_stops_no_other_thread() -> None:
+def test_an_interrupt_anywhere_in_await_durable_does_not_stop_other_threads() -> None:
     for interrupt in each_step(least=40):  # 32 of them without the wait
         with Producer(held_config(), store=MemoryStore()) as producer:
             handle = producer.produce([b"a"])
@@ -155,7 +155,7 @@ def waits(handle: WriteHandle) -> None:
         handle.result(0.001)
 
 
-def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_refused() -> None:
+def test_a_signal_handler_cannot_call_a_producer_during_a_call_of_it() -> None:
     producer = Producer(config(), store=MemoryStore())
 
     batcher = producer._batcher
@@ -180,7 +180,9 @@ def stored_batches(store: Store) -> int:
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
-def test_a_callback_that_ends_its_thread_stops_no_other_handle(error: BaseException) -> None:
+def test_a_callback_that_raises_system_exit_does_not_stop_other_handles(
+    error: BaseException,
+) -> None:
     store = MemoryStore()
     with Producer(held_config(), store=store) as producer:
 
@@ -195,7 +197,7 @@ def test_a_callback_that_ends_its_thread_stops_no_other_handle(error: BaseExcept
     assert records(store) == [b"a", b"b"]
 
 
-def test_a_callback_that_blocks_keeps_no_other_batch_from_being_uploaded() -> None:
+def test_a_callback_that_blocks_does_not_stop_uploads_of_other_batches() -> None:
     store = MemoryStore()
     producer = Producer(config(flush_size_bytes=1), store=store)
     go_on, blocked = threading.Event(), threading.Event()
@@ -215,7 +217,7 @@ def test_a_callback_that_blocks_keeps_no_other_batch_from_being_uploaded() -> No
     assert records(store) == [b"a", b"b"]
 
 
-# Stores that fail in ways of their own.
+# Stores with unusual failures.
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), SystemExit(3)])
@@ -233,7 +235,7 @@ def test_f29_an_unexpected_error_fails_its_group_and_not_the_thread(
 
     setattr(store, operation, fail_once)
     failed = producer.produce([b"a"])
-    # Asking for the outcome raises no SystemExit, although a call of the store did.
+    # Reading the outcome does not raise SystemExit, although a call of the store did.
     with pytest.raises(RuntimeError if isinstance(bug, RuntimeError) else OpenDataBufferError):
         failed.result(WAIT_S)
     producer.produce([b"b"]).result(WAIT_S)
@@ -243,7 +245,7 @@ def test_f29_an_unexpected_error_fails_its_group_and_not_the_thread(
 
 
 class Refusing(Silent):
-    """Refuses every write of the manifest, once it answers again."""
+    """Refuses every write of the manifest once it answers again."""
 
     def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         self._answer(key)
@@ -255,7 +257,7 @@ class Refusing(Silent):
 def test_a_failed_append_of_many_calls_is_logged_once_and_its_traceback_does_not_grow(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # A command that ran in this process has silenced them.
+    # A command that ran in this process has disabled the logs.
     for name in ("opendata_buffer", "opendata_buffer.producer.delivery"):
         caplog.set_level(logging.WARNING, logger=name)
     store = Refusing()
@@ -276,7 +278,7 @@ def test_a_failed_append_of_many_calls_is_logged_once_and_its_traceback_does_not
                 handle.result(WAIT_S)
             raised.append(caught.value)
             lengths.add(len(traceback.format_exception(caught.value)))
-    assert len({id(error) for error in raised}) == len(raised)  # threads share no exception
+    assert len({id(error) for error in raised}) == len(raised)  # threads do not share an exception
     assert max(lengths) < 30
     with pytest.raises(FlushFailed, match=f"{calls} produce") as flushed:
         producer.flush()
@@ -285,7 +287,7 @@ def test_a_failed_append_of_many_calls_is_logged_once_and_its_traceback_does_not
     for error in (flushed.value, closed.value):
         assert isinstance(error.__cause__, PermanentStorageError)
         assert len("".join(traceback.format_exception(error)).splitlines()) < 100
-    # The append that was on its way, and the one that took all others.
+    # The append that was under way, and the one with all others.
     lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(lines) <= 2, lines[:3]
     found = [re.search(r"(\d+) produce\(\) calls with (\d+) records", line) for line in lines]
@@ -309,8 +311,8 @@ def test_an_error_that_cannot_be_copied_is_raised_as_it_is() -> None:
 
 
 def test_f35_a_group_that_does_not_fit_at_once_is_appended_in_parts(silent: Silent) -> None:
-    # A minute without the store leaves many uploads behind: all together they may be more than a
-    # manifest holds, and would be refused for ever although the queue is empty.
+    # After a minute without the store, many uploads wait. Together they may be too large for a
+    # manifest, and would be refused forever although the queue is empty.
     settings = config(flush_size_bytes=1, max_manifest_bytes=400, upload_concurrency=16)
     producer = Producer(settings, store=silent)
     silent.only = lambda key: key == "ingest/manifest"
@@ -318,7 +320,7 @@ def test_f35_a_group_that_does_not_fit_at_once_is_appended_in_parts(silent: Sile
     handles = [producer.produce([b"%d" % n]) for n in range(10)]
     eventually(lambda: stored_batches(silent) == 10)
     silent.answers.set()
-    # 22 bytes and 75 for each: five fit.
+    # 22 bytes and 75 per entry, so five entries fit.
     handles[4].result(WAIT_S)
     assert records(silent) == [b"%d" % n for n in range(5)]
     assert not handles[5].done()
@@ -333,7 +335,7 @@ def test_f35_a_group_that_does_not_fit_at_once_is_appended_in_parts(silent: Sile
 # Stores that do not answer.
 
 
-def test_a_producer_is_not_made_for_longer_than_its_deadline(silent: Silent) -> None:
+def test_creating_a_producer_ends_at_its_deadline(silent: Silent) -> None:
     silent.answers.clear()
     with pytest.raises(TransientStorageError, match=r"within 0.1 s \(timeout_ms\)"):
         within(WAIT_S, lambda: Producer(config(timeout_ms=100), store=silent))
@@ -354,7 +356,7 @@ def test_flush_and_close_keep_their_deadlines_while_uploads_hang(silent: Silent)
         producer.produce([b"b"])
 
 
-def test_a_close_out_of_time_leaves_a_batch_unknown_whose_append_hangs(silent: Silent) -> None:
+def test_a_close_that_times_out_leaves_a_hanging_append_unknown(silent: Silent) -> None:
     producer = Producer(config(), store=silent)
     silent.only = lambda key: key == "ingest/manifest"
     silent.answers.clear()
@@ -381,6 +383,6 @@ def test_delivery_times_out_while_every_upload_hangs(
             handle.result(WAIT_S)
     # Handles have their outcome before the room of their batch is free.
     eventually(lambda: producer.buffered_bytes == 0)
-    # The time for close() with no other deadline follows from what a batch may take.
+    # Without another deadline, close() may take as long as a batch may take.
     with pytest.raises(FlushFailed):
         within(WAIT_S, producer.close)

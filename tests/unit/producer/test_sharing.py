@@ -1,4 +1,4 @@
-"""Which producers of a process share a committer."""
+"""The sharing of a committer by the producers of a process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def test_one_committer_per_store_and_manifest() -> None:
     assert not joins(store, other, runtime)
     assert not joins(MemoryStore(), CONFIG, runtime)
     first.close()
-    assert not first.join(), "its last caller has closed it"
+    assert not first.join(), "its last producer has closed it"
     assert not joins(store, CONFIG, runtime)
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_threads_that_ask_at_once_get_one_committer(count: int) -> None:
+def test_concurrent_threads_get_the_same_committer(count: int) -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     for _ in range(50):
         together = threading.Barrier(count)

@@ -1,4 +1,4 @@
-"""How a batch is encoded, named and written, and how often that is tried."""
+"""How a batch is encoded, named, written, and retried."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stored(store: Store, key: str) -> list[bytes]:
     return decode_batch(bytes_of(store, key))
 
 
-def test_a_store_of_files_gets_the_pieces_and_any_other_one_the_whole(tmp_path: Path) -> None:
+def test_a_store_of_files_gets_pieces_and_other_stores_get_whole_batches(tmp_path: Path) -> None:
     runtime = ManualRuntime()
     local = LocalStore(tmp_path)
     for store in (local, Scripted()):

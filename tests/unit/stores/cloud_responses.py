@@ -42,11 +42,11 @@ def azure_error(status: int, code: str, message: str = "") -> Reply:
 
 @dataclass(frozen=True)
 class Cloud:
-    """A cloud's store, and what its service responds.
+    """The store of a cloud, and responses of its service.
 
-    ``path`` is that of its endpoint. ``version`` is what a conditional write may name. Of the
-    responses ``unversioned`` and ``garbled`` are those of a proxy, and ``changed`` refuses a
-    condition. ``found`` is an object ``bytes`` of the time ``DATE``.
+    ``path`` is the path of its endpoint. ``version`` is a valid condition of a write. A proxy
+    sends the responses ``unversioned`` and ``garbled``, and ``changed`` refuses a condition.
+    ``found`` is an object ``bytes`` of the time ``DATE``.
     """
 
     scheme: str
@@ -70,17 +70,17 @@ class Cloud:
 
     @property
     def garbled(self) -> Reply:
-        """``found``, with the checksum of other bytes."""
+        """Return ``found`` with the checksum of other bytes."""
         return replace(self.found, headers={**self.found.headers, **self.checksum})
 
     def found_as(self, version: str | None) -> Reply:
-        """``found`` with another version, or none."""
+        """Return ``found`` with another version, or without a version."""
         headers = {**self.found.headers, self.version_header: version}
         kept = {name: value for name, value in headers.items() if value is not None}
         return replace(self.found, headers=kept)
 
     def open(self, url: str, **options: Any) -> S3Store | GcsStore | AzureStore:
-        """A store whose service is at ``url``; nothing waits."""
+        """Open a store whose service is at ``url``, with a clock that never waits."""
         settings = StoreOptions(endpoint_url=f"{url}{self.path}", **{"max_attempts": 3, **options})
         return self.store("bucket", "root", settings, runtime=ManualRuntime())
 
@@ -151,7 +151,7 @@ CLOUDS = (S3, GCS, AZURE)
 
 
 def notebook_credential(monkeypatch: pytest.MonkeyPatch, found: object) -> list[str]:
-    """Let a notebook's ``dbutils`` give this service credential; returns the names it is asked."""
+    """Make a notebook's ``dbutils`` return this service credential, and record requested names."""
     asked: list[str] = []
 
     def provider(name: str) -> object:
@@ -164,11 +164,11 @@ def notebook_credential(monkeypatch: pytest.MonkeyPatch, found: object) -> list[
 
 
 Script = Callable[..., tuple[Any, ScriptedServer]]
-"""Makes a store whose service gives these responses; and that service."""
+"""The type of functions that open a store over a service with scripted responses."""
 
 
 def scripted(cloud: Cloud, running: ExitStack) -> Script:
-    """The service runs until the stack is closed."""
+    """Return a function that opens scripted stores. Their services run until the stack closes."""
 
     def make(*replies: Reply, **options: Any) -> tuple[Any, ScriptedServer]:
         server = ScriptedServer(*replies)

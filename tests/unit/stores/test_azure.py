@@ -1,4 +1,4 @@
-"""What only Azure does when responses are lost or unusual; the rest: test_http_responses."""
+"""Lost and unusual responses that only Azure sends. See also test_http_responses.py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_condition_is_a_header_and_the_content_has_its_checksum(script: Scri
     assert {each.get("content-md5") for each in asked} == {"ndTkYSaMgDT1yFZOFVxnpg=="}
 
 
-def test_409_to_a_creation_is_a_conflict_and_no_other_409_is(script: Script) -> None:
+def test_only_a_409_to_a_creation_is_a_conflict(script: Script) -> None:
     store, server = script(azure_error(409, "BlobAlreadyExists"))
     assert store.put_if("m", b"x", None) == outcomes.Conflict()
     assert len(server.asked) == 1
@@ -69,7 +69,7 @@ def test_409_to_a_creation_is_a_conflict_and_no_other_409_is(script: Script) -> 
         store.put_if("m", b"x", '"5"')
 
 
-def test_nothing_vanishes_that_was_to_be_created(script: Script) -> None:
+def test_a_conflict_of_a_creation_does_not_mean_that_an_object_vanished(script: Script) -> None:
     store, _ = script(azure_error(404, "ResourceNotFound"))
     with pytest.raises(PermanentStorageError, match="Create container 'bucket' or correct the"):
         store.put_if("m", b"x", None)
@@ -91,13 +91,13 @@ def page(*names: str, more: str = "", folder: str = "", date: bool = True) -> Re
     return Reply(200, body.encode(), headers)
 
 
-def test_directories_are_no_objects(script: Script) -> None:
+def test_directories_are_not_listed_as_objects(script: Script) -> None:
     store, server = script(page("in", "in/a", folder="in"))
     assert [info.key for info in store.list("").objects] == ["in/a"]
     assert "include=metadata" in server.asked[0].path
 
 
-def test_a_listing_goes_on_where_the_one_before_ended(script: Script) -> None:
+def test_a_listing_continues_where_the_previous_one_ended(script: Script) -> None:
     store, server = script(page("a", "b", more="second"), page("c", "d", more="third"), page("e"))
     first = store.list("", limit=2)
     second = store.list("", start_after="b", limit=2)
@@ -108,7 +108,7 @@ def test_a_listing_goes_on_where_the_one_before_ended(script: Script) -> None:
     assert markers == ["", "second", "third"]
 
 
-def test_a_listing_that_begins_anywhere_passes_by_what_is_before(script: Script) -> None:
+def test_a_listing_that_starts_at_a_key_skips_earlier_objects(script: Script) -> None:
     store, server = script(page("a", "b", more="second"), page("c", "d"))
     listing = store.list("", start_after="b", limit=1)
     assert [info.key for info in listing.objects] == ["c"]
@@ -116,7 +116,7 @@ def test_a_listing_that_begins_anywhere_passes_by_what_is_before(script: Script)
     assert len(server.asked) == 2
 
 
-def test_a_response_that_is_not_azures_is_transient(script: Script) -> None:
+def test_a_response_that_does_not_come_from_azure_is_transient(script: Script) -> None:
     store, _ = script(Reply(200, b"<html>Sign in</html>"))
     with pytest.raises(TransientStorageError, match="not the answer of the store"):
         store.put("k", b"x")
@@ -129,7 +129,7 @@ def test_a_response_that_is_not_azures_is_transient(script: Script) -> None:
     assert isinstance(store.put_if("m", b"x", '"5"'), outcomes.Unknown)
 
 
-def test_a_read_gives_no_more_than_was_asked_for(script: Script) -> None:
+def test_a_read_returns_at_most_the_requested_bytes(script: Script) -> None:
     told = {**FOUND.headers, "content-range": "bytes 0-9/10"}
     store, _ = script(Reply(206, b"x" * 50, told))
     with pytest.raises(TransientStorageError, match="10 bytes of 'k': the answer has 50"):
@@ -138,7 +138,7 @@ def test_a_read_gives_no_more_than_was_asked_for(script: Script) -> None:
         store.get("k", max_bytes=10)
 
 
-def test_only_the_last_listings_are_remembered(script: Script) -> None:
+def test_only_the_latest_listings_are_remembered(script: Script) -> None:
     store, _ = script(*[page("a", more="next")] * 17)
     for number in range(17):
         store.list(f"{number}", limit=1)
@@ -149,7 +149,7 @@ def test_f6_the_stores_clock_is_the_date_of_the_first_page(script: Script) -> No
     store, _ = script(page("a"))
     assert store.list("").now_ms == DATE_MS
     store, _ = script(page("a", date=False))
-    assert store.list("").now_ms == DATE_MS, "the newest object"
+    assert store.list("").now_ms == DATE_MS, "the time of the newest object"
 
 
 def mapped(error: Exception) -> StorageError:
@@ -157,14 +157,14 @@ def mapped(error: Exception) -> StorageError:
     return AzureStore("box", options=options)._error(error, "write", "k")
 
 
-def test_without_an_answer_it_may_be_tried_again_and_shows_no_secret() -> None:
+def test_an_error_without_an_answer_is_retryable_and_shows_no_secret() -> None:
     error = mapped(ServiceRequestError("at https://me:hunter2@proxy"))
     assert isinstance(error, TransientStorageError)
     assert "hunter2" not in str(error)
     assert isinstance(mapped(OSError("reset")), TransientStorageError)
 
 
-def test_missing_credentials_are_permanent_and_say_what_to_provide() -> None:
+def test_missing_credentials_are_a_permanent_error_that_says_what_to_provide() -> None:
     error = mapped(ClientAuthenticationError("none\nof\nall"))
     with pytest.raises(PermanentStorageError, match=r"none\. Log in .'az login'"):
         raise error
@@ -181,7 +181,7 @@ def account_key_of(client: object) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("host", ["", "account", "account.dfs", "a.queue.core.x", "a.dfs.x:80"])
-def test_a_host_of_no_account_is_refused(host: str) -> None:
+def test_a_host_without_an_account_is_refused(host: str) -> None:
     with pytest.raises(
         InvalidInput, match="is not a host of an Azure storage account: use abfss://"
     ):
@@ -197,7 +197,7 @@ def test_f1_no_request_is_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert adapter._pool_maxsize == 7
 
 
-def test_a_key_is_of_the_urls_account_or_of_the_environments(
+def test_a_key_belongs_to_the_account_of_the_url_or_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
@@ -211,13 +211,15 @@ def test_a_key_is_of_the_urls_account_or_of_the_environments(
     assert environment_of(*AZURE_ENVIRONMENT) != before
 
 
-def test_anonymous_takes_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anonymous_access_ignores_the_key_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     client = connect("account.blob.core.windows.net", StoreOptions(anonymous=True))
     assert client.credential is None
 
 
-def test_a_service_credential_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_credential_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     vended = SimpleNamespace(get_token=lambda *_, **__: None)
     asked = notebook_credential(monkeypatch, vended)
@@ -228,7 +230,7 @@ def test_a_service_credential_goes_before_the_environment(monkeypatch: pytest.Mo
         connect("", StoreOptions(service_credential="team", endpoint_url="http://127.0.0.1:1/a"))
 
 
-def test_an_account_is_not_taken_from_a_string_whose_key_is_not_wanted(
+def test_the_account_of_a_connection_string_is_ignored_if_its_key_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acc;AccountKey={KEY}")
@@ -236,7 +238,7 @@ def test_an_account_is_not_taken_from_a_string_whose_key_is_not_wanted(
         connect("", StoreOptions(anonymous=True))
 
 
-def test_a_connection_string_names_account_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_string_provides_account_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY}"
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
     assert account_key_of(connect("", StoreOptions())) == ("acc", KEY)
@@ -245,7 +247,7 @@ def test_a_connection_string_names_account_and_key(monkeypatch: pytest.MonkeyPat
         connect("b.blob.core.windows.net", StoreOptions())
 
 
-def test_what_cannot_be_read_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_connection_string_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "hunter2")
     with pytest.raises(PermanentStorageError, match="AZURE_STORAGE_CONNECTION_STRING") as caught:
         connect("", StoreOptions())
@@ -259,17 +261,17 @@ def test_a_shared_access_signature_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert "hunter2" not in client.primary_endpoint
 
 
-def test_without_any_it_is_the_identity_of_this_process() -> None:
+def test_the_identity_of_this_process_is_used_without_other_credentials() -> None:
     client = connect("a.blob.core.windows.net", StoreOptions())
     assert type(client.credential.credentials).__name__ == "DefaultAzureCredential"
 
 
-def test_a_token_is_not_sent_in_the_clear() -> None:
+def test_a_token_is_not_sent_without_tls() -> None:
     with pytest.raises(PermanentStorageError, match="without https only a key can be used"):
         connect("", StoreOptions(endpoint_url="http://127.0.0.1:1/account"))
 
 
-def test_no_account_at_all_says_what_to_set() -> None:
+def test_the_error_without_an_account_says_what_to_set() -> None:
     with pytest.raises(InvalidInput, match=r"names no storage account: set AZURE_STORAGE_ACCOUNT"):
         connect("", StoreOptions())
     with pytest.raises(InvalidInput, match="is no URL of a server"):

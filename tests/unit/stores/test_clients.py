@@ -1,4 +1,4 @@
-"""Clients that belong to a process, and what they are made with."""
+"""The clients of a process, and the modules and credentials that they need."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from opendata_buffer.stores.clients import load, service_credential
     ("module", "scheme", "extra"),
     [("google.no_such", "gs", "gcs"), ("azure.no_such", "az", "azure")],
 )
-def test_a_missing_module_names_the_command(module: str, scheme: str, extra: str) -> None:
+def test_the_error_about_a_missing_module_names_the_install_command(
+    module: str, scheme: str, extra: str
+) -> None:
     message = rf"{scheme}:// need {module}, .*pip install '\.\[{extra}\]', else"
     with pytest.raises(InvalidInput, match=message):
         load(module)
 
 
-def test_a_missing_module_of_azure_names_the_scheme_that_was_typed() -> None:
+def test_the_error_about_a_missing_azure_module_names_the_scheme_of_the_url() -> None:
     with pytest.raises(InvalidInput, match=r"stores of abfss:// need azure\.no_such"):
         load("azure.no_such", "abfss")
 
@@ -56,7 +58,7 @@ def found(name: str = "buffer") -> Any:
     return service_credential(name, "az").of
 
 
-def test_a_notebook_has_it_in_dbutils(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_gets_a_service_credential_from_dbutils(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook, executor = Holder(), Holder()
     on_executors(monkeypatch, executor)
     monkeypatch.setattr(sys.modules["__main__"], "dbutils", as_dbutils(notebook), raising=False)
@@ -64,7 +66,9 @@ def test_a_notebook_has_it_in_dbutils(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (notebook.asked, executor.asked) == (["mine"], [])
 
 
-def test_an_ipython_shell_has_it_among_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ipython_shell_gets_a_service_credential_from_its_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     notebook = Holder()
     shell = ModuleType("IPython")
     space = SimpleNamespace(user_ns={"dbutils": as_dbutils(notebook)})
@@ -73,13 +77,15 @@ def test_an_ipython_shell_has_it_among_its_own_names(monkeypatch: pytest.MonkeyP
     assert found() is notebook
 
 
-def test_an_executor_has_it_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_gets_a_service_credential_from_a_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     executor = Holder()
     on_executors(monkeypatch, executor)
     assert found() is executor
 
 
-def test_a_jobs_driver_has_it_in_the_sdk_where_the_module_refuses(
+def test_a_job_driver_gets_a_service_credential_from_the_sdk_if_the_module_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refusing, driver = Holder(error=RuntimeError("no TaskContext")), Holder()
@@ -92,23 +98,25 @@ def test_a_jobs_driver_has_it_in_the_sdk_where_the_module_refuses(
     assert refusing.asked == ["buffer"]
 
 
-def test_outside_of_databricks_the_error_says_so() -> None:
+def test_the_error_outside_databricks_says_so() -> None:
     with pytest.raises(PermanentStorageError, match="'buffer', and only Databricks has such"):
         found()
 
 
-def test_what_refuses_is_named_with_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_a_refusal_names_its_source_and_what_to_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     on_executors(monkeypatch, Holder(error=PermissionError("see https://u:secret@host/x")))
     with pytest.raises(PermanentStorageError) as raised:
         found()
     text = str(raised.value)
     assert "databricks.service_credentials: PermissionError" in text
     assert "ACCESS" in text
-    assert "AZURE_CLIENT_ID" in text, "what this cloud has instead"
+    assert "AZURE_CLIENT_ID" in text, "this cloud has another kind of credential"
     assert "secret" not in text
 
 
-def test_one_for_another_cloud_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_credential_for_another_cloud_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     on_executors(monkeypatch, Holder())
     with pytest.raises(InvalidInput, match="is for another cloud than s3://"):
         service_credential("buffer", "s3")

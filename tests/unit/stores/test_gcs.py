@@ -1,4 +1,4 @@
-"""What only GCS does when responses are lost or unusual; the rest: test_http_responses."""
+"""Lost and unusual responses that only GCS sends. See also test_http_responses.py."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_the_condition_is_the_generation_and_0_for_no_object(script: Script) -> 
     assert store.put_if("m", b"x", None) == outcomes.Applied("7")
     assert store.put_if("m", b"x", "5") == outcomes.Applied("7")
     store.put("m", b"x")
-    # What is no generation must not become "no object", or no condition at all.
+    # An invalid generation must not mean "no object", or remove the condition.
     store.put_if("m", b"x", "0")
     store.put_if("m", b"x", '"etag"')
     asked = [each.path.partition("ifGenerationMatch=")[2] for each in server.asked]
     assert asked == ["0", "5", "", "1", "1"]
 
 
-def test_an_upload_carries_its_checksum_and_is_kept_by_no_cache(script: Script) -> None:
+def test_an_upload_has_its_checksum_and_forbids_caching(script: Script) -> None:
     store, server = script(WRITTEN)
     store.put("a#1/ü", b"--bytes\r\n")
     (asked,) = server.asked
@@ -68,31 +68,31 @@ def test_an_upload_carries_its_checksum_and_is_kept_by_no_cache(script: Script) 
     assert content.partition(b"\r\n\r\n")[2] == b"--bytes\r\n\r\n"
 
 
-def test_a_conditional_write_refused_for_its_rate_is_sent_again(script: Script) -> None:
+def test_a_conditional_write_that_is_rate_limited_is_sent_again(script: Script) -> None:
     store, server = script(SLOW_DOWN, SLOW_DOWN, WRITTEN)
     assert store.put_if("m", b"x", "5") == outcomes.Applied("7")
     assert len(server.asked) == 3
 
 
-def test_one_that_is_refused_for_its_rate_for_long_is_given_up(script: Script) -> None:
+def test_a_conditional_write_that_is_rate_limited_for_long_fails(script: Script) -> None:
     store, server = script(SLOW_DOWN)
     outcome = store.put_if("m", b"x", "5")
     assert isinstance(outcome, outcomes.Unknown)
     assert "refused for their rate" in outcome.reason
     assert len(server.asked) > 3
     pauses = store._runtime.slept
-    assert all(0.1 <= pause <= 0.4 + 1e-9 for pause in pauses[:-1]), "evenly"
+    assert all(0.1 <= pause <= 0.4 + 1e-9 for pause in pauses[:-1]), "the pauses have equal lengths"
     assert 4.5 <= sum(pauses) <= 5.5
 
 
-def test_a_server_that_ignores_conditions_and_ranges_of_reads_is_understood(script: Script) -> None:
+def test_a_server_that_ignores_conditions_and_ranges_of_reads_is_supported(script: Script) -> None:
     store, _ = script(FOUND)
     assert store.get("k", if_changed="7") is None
     assert store.get("k", if_changed="8") == Blob(b"bytes", "7", DATE_MS)
     assert store.get("k", byte_range=(1, 3)) == Blob(b"yt", "7", DATE_MS)
 
 
-def test_a_listing_follows_its_pages_and_asks_for_no_more_than_it_returns(script: Script) -> None:
+def test_a_listing_follows_its_pages_and_requests_only_what_it_returns(script: Script) -> None:
     def page(*names: str, more: str = "") -> Reply:
         items = [
             {"name": f"root/{name}", "size": "1", "timeCreated": "2026-01-01T00:00:00Z"}
@@ -109,7 +109,7 @@ def test_a_listing_follows_its_pages_and_asks_for_no_more_than_it_returns(script
 
 
 @pytest.mark.parametrize(("endpoint", "races"), [(None, 0), ("http://127.0.0.1:9", 3)])
-def test_writers_race_anywhere_but_at_google(
+def test_the_probe_runs_its_race_everywhere_except_at_google(
     monkeypatch: pytest.MonkeyPatch, endpoint: str | None, races: int
 ) -> None:
     asked: list[int] = []
@@ -126,8 +126,8 @@ def test_writers_race_anywhere_but_at_google(
     assert asked == [races], "once per process"
 
 
-def test_no_token_is_sent_in_the_clear(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Were they looked for, this would fail.
+def test_no_token_is_sent_without_tls(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A search for credentials would fail here.
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such/file")
     store, server = script(FOUND)
     store.get("k")
@@ -138,7 +138,7 @@ TEN = b"0123456789"
 
 
 def chunked(body: bytes, **headers: str) -> Reply:
-    """A response that does not name its length before it ends."""
+    """Return a response without a content length."""
     sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     return Reply(200, sent, {"content-length": "none", "transfer-encoding": "chunked", **headers})
 
@@ -150,7 +150,7 @@ def versioned(reply: Reply) -> Reply:
 @pytest.mark.parametrize("reply", [Reply(200, TEN), chunked(TEN)], ids=["length", "chunked"])
 def test_a_body_is_read_with_and_without_its_length(script: Script, reply: Reply) -> None:
     store, _ = script(versioned(reply))
-    for _ in range(2):  # also after one that was read in part
+    for _ in range(2):  # also after a response that was read in part
         for byte_range, max_bytes, expected in (
             (None, None, TEN),
             (None, 10, TEN),
@@ -164,7 +164,7 @@ def test_a_body_is_read_with_and_without_its_length(script: Script, reply: Reply
 
 
 @pytest.mark.parametrize("length", [True, False])
-def test_a_compressed_response_is_unpacked_and_no_further_than_it_may_be(
+def test_a_compressed_response_is_decompressed_only_up_to_its_limit(
     script: Script, length: bool
 ) -> None:
     def packed(body: bytes) -> Reply:
@@ -178,7 +178,7 @@ def test_a_compressed_response_is_unpacked_and_no_further_than_it_may_be(
         store.get("k", max_bytes=1_000)
 
 
-def test_a_body_that_breaks_off_is_transient(script: Script) -> None:
+def test_a_truncated_body_is_transient(script: Script) -> None:
     store, _ = script(versioned(Reply(200, TEN, {"content-length": "11", "connection": "close"})))
     with pytest.raises(TransientStorageError):
         store.get("k")
@@ -192,7 +192,7 @@ def test_a_body_that_breaks_off_is_transient(script: Script) -> None:
         (None, "http://127.0.0.1:2/", "http://127.0.0.1:2"),
     ],
 )
-def test_the_option_goes_before_the_environment(
+def test_the_option_wins_over_the_environment(
     monkeypatch: pytest.MonkeyPatch, option: str | None, variable: str, expected: str
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", variable)
@@ -200,7 +200,7 @@ def test_the_option_goes_before_the_environment(
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "https://"])
-def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
+def test_an_endpoint_that_is_not_a_url_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidInput, match="is no URL of a server"):
         connect(StoreOptions(endpoint_url=endpoint))
 
@@ -214,7 +214,9 @@ def test_a_secret_in_the_environments_endpoint_is_not_shown(
     assert "hunter2" not in str(caught.value)
 
 
-def test_missing_credentials_say_what_to_provide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_missing_credentials_says_what_to_provide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such/file")
     with pytest.raises(
         PermanentStorageError,
@@ -251,7 +253,7 @@ def test_a_service_credential_is_used_with_the_scope_of_storage(
     ]
 
 
-def test_a_service_credential_is_not_sent_in_the_clear() -> None:
+def test_a_service_credential_is_not_sent_without_tls() -> None:
     with pytest.raises(InvalidInput, match=r"'team' and http://127\.0\.0\.1:1 is not https"):
         connect(StoreOptions(service_credential="team", endpoint_url="http://127.0.0.1:1"))
 
@@ -271,7 +273,7 @@ class Credentials(google.auth.credentials.Scoped, google.auth.credentials.Creden
     def refresh(self, request: object) -> None: ...
 
 
-def test_after_the_deadline_nothing_is_sent() -> None:
+def test_nothing_is_sent_after_the_deadline() -> None:
     server = ScriptedServer(Reply(200))
     runtime = ManualRuntime()
     with server.running() as url, deadline(runtime, 1):
@@ -285,21 +287,21 @@ def test_after_the_deadline_nothing_is_sent() -> None:
 def test_after_a_refusal_the_next_write_waits_for_its_time() -> None:
     rate = WriteRate()
     rate.accepted("m", 5.0)
-    assert rate.due("m", 5.0) == 0, "nothing was refused"
+    assert rate.due("m", 5.0) == 0, "no write was refused"
     rate.refused("m", 5.25)
     assert rate.due("m", 5.25) == 0.75
-    assert rate.due("m", 6.5) == 0, "it is late already"
+    assert rate.due("m", 6.5) == 0, "the next write is due already"
     rate.accepted("m", 6.5)
     assert rate.due("m", 6.75) == 0.75
-    assert rate.due("other", 6.75) == 0, "each object counts for itself"
-    assert pickle.loads(pickle.dumps(rate)).due("m", 6.75) == 0, "another process, another clock"
+    assert rate.due("other", 6.75) == 0, "the limit applies per object"
+    assert pickle.loads(pickle.dumps(rate)).due("m", 6.75) == 0, "another process has another clock"
     later = 5.25 + WriteRate.REMEMBERED_S
     rate.accepted("m", later)
     assert rate.due("m", later) == 1.0
     assert rate.due("m", later + 0.5) == 0, "the refusal is forgotten"
 
 
-def test_it_holds_no_more_objects_than_it_says() -> None:
+def test_the_number_of_remembered_objects_is_bounded() -> None:
     rate = WriteRate()
     for number in range(3 * WriteRate.MAX_KEYS):
         rate.accepted(f"{number}", 0.0)
@@ -316,7 +318,7 @@ def test_f24_a_name_is_one_raw_segment_of_the_path(script: Script) -> None:
     assert path == "/storage/v1/b/bucket/o/root%2Fa%2Fb%231%2523%3Fc%20d"
 
 
-def test_what_is_no_generation_is_no_condition_of_a_read(script: Script) -> None:
+def test_an_invalid_generation_is_not_sent_as_a_condition_of_a_read(script: Script) -> None:
     store, server = script(FOUND)
     store.get("k", if_changed='"etag"')
     store.get("k", if_changed="5")

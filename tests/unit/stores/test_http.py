@@ -1,4 +1,4 @@
-"""What the stores of the three clouds share."""
+"""The code that the stores of the three clouds share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 SYSTEM = SystemRuntime()
 
 
-def test_a_call_that_never_ends_is_left_behind_at_the_deadline() -> None:
+def test_a_call_that_never_ends_is_abandoned_at_the_deadline() -> None:
     never = threading.Event()
     seen: list[float | None] = []
 
@@ -45,16 +45,16 @@ def test_a_call_that_never_ends_is_left_behind_at_the_deadline() -> None:
     with deadline(SYSTEM, 0.2), pytest.raises(DeadlinePassed):
         within_deadline(SYSTEM, hang)
     assert time.monotonic() - started >= 0.2
-    assert seen == [], "it goes on"
+    assert seen == [], "the call still runs"
     never.set()
     while not seen:
         time.sleep(0.01)
     (left,) = seen
     assert left is not None
-    assert left <= 0, "the call that was left behind sees that it was"
+    assert left <= 0, "the abandoned call sees that it was abandoned"
 
 
-def test_a_call_is_not_begun_when_no_time_is_left(runtime: ManualRuntime) -> None:
+def test_a_call_is_not_started_when_no_time_is_left(runtime: ManualRuntime) -> None:
     called: list[int] = []
     with deadline(runtime, 1):
         runtime.advance(1)
@@ -64,7 +64,7 @@ def test_a_call_is_not_begun_when_no_time_is_left(runtime: ManualRuntime) -> Non
 
 
 class Service(CloudStore):
-    """A store whose reads, pages and deletions are scripted."""
+    """A store whose reads, pages, and deletions are scripted."""
 
     _SCHEME = "x"
     _KEYS = "scripted keys"
@@ -113,7 +113,7 @@ class Service(CloudStore):
 
 
 def failing(*errors: Exception) -> tuple[Service, list[Exception]]:
-    """A store whose reads fail with these errors, one after the other; and those that are left."""
+    """Return a store whose reads fail with these errors in order, and the remaining errors."""
     left = list(errors)
 
     def read() -> None:
@@ -139,15 +139,13 @@ def test_a_response_may_ask_for_a_pause_in_seconds() -> None:
 
 
 @pytest.mark.parametrize(("asked", "waits"), [("7", 7), ("999999999", 30)])
-def test_it_waits_as_long_as_it_is_asked_to_but_no_longer_than_an_attempt_may_take(
-    asked: str, waits: int
-) -> None:
+def test_a_requested_pause_is_kept_up_to_the_time_of_an_attempt(asked: str, waits: int) -> None:
     store, _ = failing(*[refused(asked)] * 3)
     store.get("k")
     assert [waits <= each <= waits + 1 for each in store.time.slept] == [True] * 3
 
 
-def test_no_pause_outlives_the_callers_deadline() -> None:
+def test_no_pause_lasts_past_the_callers_deadline() -> None:
     store, left = failing(*[refused("5")] * 3)
     with deadline(store.time, 3), pytest.raises(TransientStorageError, match="503"):
         store.get("k")
@@ -165,7 +163,7 @@ def part_of(
     return Read("k", "k", None, byte_range, max_bytes).part_of(body.read, size, whole=whole)
 
 
-def test_a_range_has_no_more_bytes_than_it_has() -> None:
+def test_a_range_never_has_more_bytes_than_requested() -> None:
     body = io.BytesIO(b"123456")
     with pytest.raises(TransientStorageError, match="5 bytes of 'k': the answer has 6"):
         part_of(body, 6, (10, 15))
@@ -177,7 +175,7 @@ def test_a_range_has_no_more_bytes_than_it_has() -> None:
     ("whole", "byte_range", "max_bytes", "most"),
     [(True, (1, 3), None, 1_000), (False, (0, 3), None, 4), (False, None, 4, 5)],
 )
-def test_no_more_is_read_than_shows_that_it_is_too_much(
+def test_at_most_one_byte_past_the_limit_is_read(
     has_size: bool,
     whole: bool,
     byte_range: tuple[int, int] | None,
@@ -187,13 +185,13 @@ def test_no_more_is_read_than_shows_that_it_is_too_much(
     body = io.BytesIO(b"x" * 1_000)
     try:
         found = part_of(body, 1_000 if has_size else None, byte_range, max_bytes, whole)
-        assert found == b"xx", "of the whole object"
+        assert found == b"xx", "the size of the whole object"
     except (CorruptData, TransientStorageError):
         assert not whole
     assert body.tell() == (0 if has_size and not whole else most)
 
 
-def test_a_key_that_is_too_long_with_its_root_is_refused_by_name() -> None:
+def test_the_error_about_a_key_that_is_too_long_with_its_root_names_it() -> None:
     store = Service(root="r" * 24)
     store.get("k" * 999)
     with pytest.raises(InvalidInput, match="has 1025 bytes: scripted keys have at most 1024"):
@@ -219,7 +217,9 @@ def test_keys_are_deleted_in_groups_and_those_that_failed_are_returned() -> None
         (ZeroDivisionError(), ZeroDivisionError),
     ],
 )
-def test_other_errors_are_the_clients_or_passed_on(error: Exception, kind: type[Exception]) -> None:
+def test_other_errors_are_converted_or_raised_unchanged(
+    error: Exception, kind: type[Exception]
+) -> None:
     store, _ = failing(error)
     with pytest.raises(kind) as caught:
         store.get("k")
@@ -229,10 +229,10 @@ def test_other_errors_are_the_clients_or_passed_on(error: Exception, kind: type[
 B, A = ObjectInfo("b", 1, 20), ObjectInfo("a", 1, 10)
 
 
-def test_a_listing_in_another_order_than_that_of_the_keys_is_read_to_its_end() -> None:
+def test_an_unsorted_listing_is_read_to_its_end() -> None:
     c = ObjectInfo("c", 1, 20)
     whole = Page([A], "t", 30), Page([c], "u", 30), Page([B], None, 30)
-    # The second page shows it; from then on each listing reads all, whatever its limit.
+    # The second page shows it. From then on each listing reads all pages, regardless of its limit.
     store = Service(Page([c], "t", 30), Page([B], "u", 30), *whole, *whole)
     assert [each.key for each in store.list("", limit=2).objects] == ["a", "b"]
     last = store.list("", start_after="b", limit=2)
@@ -240,16 +240,16 @@ def test_a_listing_in_another_order_than_that_of_the_keys_is_read_to_its_end() -
     assert {each[1:] for each in store.asked[2:]} == {("", token, None) for token in (None, *"tu")}
 
 
-def test_what_comes_up_to_start_after_is_left_out() -> None:
+def test_keys_up_to_start_after_are_left_out() -> None:
     assert Service(Page([A, B], None, 0)).list("", start_after="a").objects == (B,)
 
 
-def test_f6_without_the_stores_clock_its_newest_object_is_the_bound() -> None:
+def test_f6_without_a_clock_of_the_store_its_newest_object_bounds_the_time() -> None:
     assert Service(Page([B, A], None, None)).list("", limit=1).now_ms == 20
     assert Service(Page([], None, None)).list("").now_ms == 0
 
 
-def test_a_page_that_is_followed_by_itself_ends_the_listing() -> None:
+def test_a_repeated_page_token_ends_the_listing() -> None:
     store = Service(Page([], "here", 0), Page([], "here", 0))
     with pytest.raises(TransientStorageError, match="'p/' in x://bucket: the listing goes on whe"):
         store.list("p/")

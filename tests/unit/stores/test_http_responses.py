@@ -1,4 +1,4 @@
-"""S3, GCS and Azure alike, when responses are lost or unusual; the rest is in a file of each."""
+"""Lost and unusual responses that S3, GCS, and Azure handle alike."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_f1_a_write_that_is_answered_without_its_version_is_read_back(
     store, server = script(cloud.unversioned, cloud.found)
     assert store.put_if("m", b"bytes", condition) == outcomes.Applied(cloud.new_version)
     assert len(server.asked) == 2
-    # It may have been written whatever the read says, so nothing of this is an error.
+    # The write may have landed whatever the read returns, so none of this is an error.
     for found in (cloud.found, cloud.gone, Reply(403), cloud.found_as(None), LOST):
         store, _ = script(cloud.unversioned, found)
         outcome = store.put_if("m", b"other bytes", condition)
@@ -79,7 +79,7 @@ def test_f1_a_write_that_is_answered_without_its_version_is_read_back(
         assert "without its version" in outcome.reason
 
 
-def test_an_upload_that_a_proxy_answers_is_believed_only_if_the_object_is_there(
+def test_an_upload_that_a_proxy_answers_counts_only_if_the_object_exists(
     cloud: Cloud, script: Script
 ) -> None:
     store, server = script(cloud.unversioned, cloud.found)
@@ -126,7 +126,9 @@ def test_reads_and_plain_writes_are_repeated(cloud: Cloud, script: Script) -> No
         assert [b"content" in each.body for each in server.asked] == [True] * 3
 
 
-def test_faults_that_outlive_all_attempts_are_transient(cloud: Cloud, script: Script) -> None:
+def test_faults_that_last_longer_than_all_attempts_are_transient(
+    cloud: Cloud, script: Script
+) -> None:
     for fault, message in (
         (cloud.error(503, "ServerBusy"), "ServerBusy.*try again later"),
         (LOST, "at the endpoint, and the network"),
@@ -150,12 +152,12 @@ def test_f36_an_object_that_never_has_its_checksum_is_corrupt(cloud: Cloud, scri
     assert len(server.asked) == 3
 
 
-def test_an_object_that_is_as_it_was_is_not_read(cloud: Cloud, script: Script) -> None:
+def test_an_unchanged_object_is_not_downloaded(cloud: Cloud, script: Script) -> None:
     store, server = script(Reply(304))
     assert store.get("k", if_changed=cloud.version) is None
     with pytest.raises(TransientStorageError, match="not modified"):
         store.get("k")
-    assert len(server.asked) >= 4, "an answer that was not asked for is asked again"
+    assert len(server.asked) >= 4, "an unexpected answer is requested again"
 
 
 def test_a_malformed_date_is_transient(cloud: Cloud, script: Script) -> None:
@@ -163,7 +165,7 @@ def test_a_malformed_date_is_transient(cloud: Cloud, script: Script) -> None:
     store, server = script(replace(cloud.found, headers=headers))
     with pytest.raises(TransientStorageError, match=r"cannot read 'root/k'.*Check what answers"):
         store.get("k")
-    assert len(server.asked) >= 3, "it was asked again"
+    assert len(server.asked) >= 3, "the request was repeated"
 
 
 HTML = {"content-type": "text/html"}
@@ -206,7 +208,7 @@ def test_a_malformed_listing_is_transient_and_not_empty(
     store, server = script(Reply(200, body.encode(errors="surrogateescape"), headers))
     with pytest.raises(TransientStorageError, match=f"'root/in/' in {cloud.bucket} 'bucket'"):
         store.list("in/")
-    assert len(server.asked) == 3, "it was asked again"
+    assert len(server.asked) == 3, "the request was repeated"
 
 
 @pytest.mark.parametrize("cloud", [GCS, AZURE], ids=str, indirect=True)
@@ -308,7 +310,7 @@ def test_every_call_on_a_silent_store_ends_at_its_deadline(cloud: Cloud) -> None
     runtime = SystemRuntime()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        # Long after the limit below a request would end by itself.
+        # Without the deadline, a request would end long after the limit below.
         options = StoreOptions(endpoint_url=f"{url}{cloud.path}", read_timeout_ms=600_000)
         store = cloud.store("bucket", options=options)
         for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
@@ -328,7 +330,7 @@ def test_an_option_of_s3_is_refused(cloud: Cloud, option: str) -> None:
         cloud.store("bucket", options=StoreOptions(**{option: "x"}))  # type: ignore[arg-type]
 
 
-def test_pickling_takes_the_options_and_no_secret(
+def test_a_pickled_store_has_its_options_and_no_secret(
     cloud: Cloud, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for secret in ("AWS_SECRET_ACCESS_KEY", "GOOGLE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"):
@@ -342,7 +344,9 @@ def test_pickling_takes_the_options_and_no_secret(
     assert pickle.loads(raw).get("k") == wanted
 
 
-def test_a_forked_child_uses_no_connection_of_its_parent(cloud: Cloud, script: Script) -> None:
+def test_a_forked_child_does_not_use_the_connections_of_its_parent(
+    cloud: Cloud, script: Script
+) -> None:
     store, _ = script(cloud.found)
     store.get("k")
     held = store._client

@@ -1,4 +1,4 @@
-"""Objects as files: what is particular about a directory; the rest is in the contract suite."""
+"""The store of files in a directory, apart from the contract of all stores."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def leftovers(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("of_root", "of_record"), [(0o755, 0o600), (0o777, 0o660)])
-def test_only_who_may_write_the_directory_reads_the_brokers_record(
+def test_the_discovery_record_is_readable_only_with_write_access_to_the_directory(
     store: LocalStore, root: Path, of_root: int, of_record: int
 ) -> None:
     root.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ def test_only_who_may_write_the_directory_reads_the_brokers_record(
 NAMES = ("broker", "owner")
 
 
-def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
+def test_reading_creates_no_directory(store: LocalStore, root: Path) -> None:
     with pytest.raises(ObjectNotFound):
         store.get("a")
     assert store.list("").objects == ()
@@ -95,7 +95,9 @@ def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [RESERVED, f"{RESERVED}/tmp/x", f"in/{RESERVED}/check"])
-def test_the_stores_own_files_are_no_objects(store: LocalStore, root: Path, key: str) -> None:
+def test_internal_files_of_the_store_are_not_objects(
+    store: LocalStore, root: Path, key: str
+) -> None:
     store.put_if("m", b"1", None)
     store.put_if("in/m", b"1", None)
     (root / RESERVED / "tmp" / "x").write_bytes(b"")
@@ -110,7 +112,7 @@ def test_the_stores_own_files_are_no_objects(store: LocalStore, root: Path, key:
     assert store.list(f"in/{RESERVED}/").objects == ()
 
 
-def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) -> None:
+def test_one_name_cannot_be_an_object_and_a_directory(store: LocalStore, root: Path) -> None:
     store.put("a", b"1")
     with pytest.raises(PermanentStorageError, match="directory of another"):
         store.put("a/b", b"2")
@@ -124,10 +126,10 @@ def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) 
 
 
 @pytest.mark.parametrize("way", ["put", "put_if"])
-def test_bytes_are_durable_before_they_get_their_name_and_the_lock_is_held_for_the_rename_alone(
+def test_bytes_are_synced_before_the_rename_and_the_lock_is_held_only_for_the_rename(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A process that is suspended with the lock stops all the others: not while a disk works."""
+    """A process that is suspended with the lock stops all others. No disk may delay it."""
     first = create(store, "in/m", b"1")
     steps: list[str] = []
 
@@ -149,12 +151,12 @@ def test_bytes_are_durable_before_they_get_their_name_and_the_lock_is_held_for_t
     else:
         assert isinstance(store.put_if("in/m", b"2", first), outcomes.Applied)
     assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync directory"]
-    # A writer that has lost its race already uses neither lock nor disk.
+    # A writer that has already lost its race uses neither the lock nor the disk.
     assert isinstance(store.put_if("in/m", b"3", first), outcomes.Conflict)
     assert len(steps) == 6
 
 
-def test_a_writer_that_loses_its_race_while_it_writes_leaves_nothing_behind(
+def test_a_writer_that_loses_its_race_during_the_write_leaves_no_file(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = create(store, "m", b"1")
@@ -180,10 +182,10 @@ def test_f13_conditional_puts_work_more_than_once(store: LocalStore) -> None:
     assert isinstance(outcome, outcomes.Applied)
 
 
-def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
+def test_a_recreated_object_has_a_new_version_even_if_the_clock_went_back(
     store: LocalStore, root: Path
 ) -> None:
-    future_ns = 4_102_444_800_000_000_000  # 2100-01-01: from now on, the clock is behind
+    future_ns = 4_102_444_800_000_000_000  # 2100-01-01, so that the clock is behind from now on
     (root / "in").mkdir(parents=True)
     (root / "in" / "m").write_bytes(b"A")
     os.utime(root / "in" / "m", ns=(future_ns, future_ns))
@@ -216,7 +218,7 @@ def test_a_writer_that_never_got_the_lock_wrote_nothing(
     assert "another process holds the lock" in failure.reason
 
 
-def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
+def test_the_error_about_a_full_disk_has_path_and_fix_and_the_old_bytes_stay(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = create(store, "m", b"old")
@@ -231,7 +233,7 @@ def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     assert (blob.data, blob.version) == (b"old", outcome)
 
 
-def test_with_too_many_open_files_nothing_is_written(
+def test_nothing_is_written_with_too_many_open_files(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = create(store, "m", b"old")
@@ -261,7 +263,7 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
 
 
 @pytest.mark.parametrize("name", ["flock", "close"])
-def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outcome(
+def test_f2_a_lock_that_cannot_be_released_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     first = create(store, "m", b"old")
@@ -302,7 +304,7 @@ def test_f2_a_rename_whose_answer_was_lost_is_an_unknown_outcome(
     assert read(store, "m").data == b"new"
 
 
-def test_writers_survive_the_pruning_of_their_directory(root: Path) -> None:
+def test_writers_survive_the_removal_of_their_empty_directory(root: Path) -> None:
     store = LocalStore(root)
     errors: list[BaseException] = []
 
@@ -324,7 +326,7 @@ def test_writers_survive_the_pruning_of_their_directory(root: Path) -> None:
     assert [info.key for info in store.list("").objects] == ["in/dir/a", "in/dir/b", "in/dir/c"]
 
 
-def test_check_runs_once_and_leaves_nothing(
+def test_the_check_of_a_file_system_runs_once_and_leaves_no_files(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.check_conditional_writes("in/manifest")
@@ -352,10 +354,10 @@ def test_f12_a_file_system_with_coarse_times_is_refused(
         store.check_conditional_writes("in/manifest")
 
 
-# put_pieces and get_into: only a store of files has them.
+# put_pieces and get_into, which only a store of files has.
 
 
-def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
+def test_an_object_is_read_into_memory_of_the_caller(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     made: list[bytearray] = []
 
@@ -369,7 +371,7 @@ def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
         assert made.pop() == data[start:]
 
 
-def test_no_memory_is_taken_for_what_is_missing_or_too_large(tmp_path: Path) -> None:
+def test_no_memory_is_allocated_for_a_missing_or_too_large_object(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a/b", b"1234")
 
@@ -384,7 +386,7 @@ def test_no_memory_is_taken_for_what_is_missing_or_too_large(tmp_path: Path) -> 
         store.get_into("a/b", allocate, max_bytes=3)
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_no_object(
+def test_a_file_that_is_truncated_during_a_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(tmp_path)
@@ -408,16 +410,16 @@ def test_a_part_longer_than_a_file_name_is_refused() -> None:
         store.file_of("in/" + "é" * 128)
 
 
-def test_roots_inside_each_other_have_the_same_lock_for_the_same_file() -> None:
-    # A producer with /data and the prefix q/in, a consumer with /data/q and the prefix in: with a
-    # lock for each root, both could replace one version, and the first append would be lost.
+def test_nested_roots_use_the_same_lock_for_the_same_file() -> None:
+    # A producer uses /data with the prefix q/in, and a consumer uses /data/q with the prefix in.
+    # With one lock per root, both could replace one version, and an append would be lost.
     outer, inner = LocalStore("/data"), LocalStore("/data/q")
     assert outer.lock_of("q/in/m") == inner.lock_of("in/m")
     assert outer.lock_of("q/in/m") != outer.lock_of("q/in/n")
     assert outer.lock_of("q/in/m").startswith(f"/data/q/in/{RESERVED}/")
 
 
-def test_the_lock_of_the_longest_name_is_a_file_name() -> None:
+def test_the_lock_of_the_longest_name_has_a_valid_file_name() -> None:
     assert len(os.path.basename(LocalStore("/data").lock_of("é" * 127))) <= 255
 
 
@@ -428,7 +430,7 @@ def test_a_root_without_locks_is_refused(root: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InvalidInput, match=r"root of the file system|Databricks mount"):
         LocalStore(root)
     monkeypatch.setattr("sys.platform", "darwin")
-    assert LocalStore("/Volumes/disk").root == "/Volumes/disk", "on a Mac volumes are disks"
+    assert LocalStore("/Volumes/disk").root == "/Volumes/disk", "on macOS, volumes are disks"
 
 
 def keys_below(root: Path, prefix: str, start_after: str = "") -> list[str]:
@@ -474,7 +476,7 @@ FAULTS = [
 
 
 def fail_stat_of(patch: pytest.MonkeyPatch, path: str, code: int) -> list[str]:
-    """Let ``os.stat`` fail for one path; returns the list of the calls that failed."""
+    """Make ``os.stat`` fail for one path, and return the list of failed calls."""
     real, failed = os.stat, []
 
     def fail(name: Any, **how: Any) -> os.stat_result:
@@ -499,7 +501,7 @@ def test_f4_a_stat_that_fails_does_not_mean_that_the_object_vanished(
         failed = fail_stat_of(patch, f"{root}/{path}", code)
         with pytest.raises(kind, match=os.strerror(code)):
             store.put_if("ingest/manifest", b"new", first)
-    assert failed, "the fault was met"
+    assert failed, "the fault was injected"
     assert read(store, "ingest/manifest").data == b"old"
     assert isinstance(store.put_if("ingest/manifest", b"new", first), outcomes.Applied)
 
@@ -512,7 +514,7 @@ def test_f4_a_directory_that_is_gone_means_that_the_object_vanished(
     with monkeypatch.context() as patch:
         failed = fail_stat_of(patch, f"{root}/ingest", code)
         assert store.put_if("ingest/manifest", b"new", first) == outcomes.Vanished()
-    assert failed, "the fault was met"
+    assert failed, "the fault was injected"
 
 
 class Entry:
@@ -530,7 +532,7 @@ class Entry:
 
 
 def list_with_a_fault(root: Path, patch: pytest.MonkeyPatch, code: int) -> list[str]:
-    """The keys of a listing, while the ``stat`` of one of its two files fails."""
+    """Return the keys of a listing while the ``stat`` of one of its two files fails."""
     fill(root, "in/a", "in/b")
     real = os.scandir
 
@@ -544,7 +546,7 @@ def list_with_a_fault(root: Path, patch: pytest.MonkeyPatch, code: int) -> list[
 
 
 @pytest.mark.parametrize(("code", "kind"), FAULTS)
-def test_a_listing_that_cannot_stat_a_file_fails_and_does_not_leave_the_file_out(
+def test_a_listing_that_cannot_stat_a_file_fails_instead_of_leaving_it_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type
 ) -> None:
     with pytest.raises(kind, match=os.strerror(code)):
@@ -559,7 +561,7 @@ def test_a_listing_leaves_out_a_file_that_was_deleted_meanwhile_and_a_link_to_it
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EMFILE, errno.EIO])
-def test_f6_a_listing_never_takes_another_clock_because_of_a_passing_fault(
+def test_f6_a_transient_fault_does_not_make_a_listing_use_another_clock(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     store.put("in/a", b"")
@@ -576,7 +578,7 @@ def test_f6_a_listing_never_takes_another_clock_because_of_a_passing_fault(
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
-def test_a_listing_where_nothing_can_be_written_takes_this_machines_clock(
+def test_a_listing_of_a_read_only_directory_uses_the_clock_of_this_machine(
     store: LocalStore,
     root: Path,
     runtime: ManualRuntime,
@@ -592,12 +594,12 @@ def test_a_listing_where_nothing_can_be_written_takes_this_machines_clock(
     "prefix",
     ["/", "/in/", "a//b", "../a", "a/../b", "./a", f"in/{RESERVED}/x", "in/a\0", "in/\udcff"],
 )
-def test_no_key_starts_outside_of_the_store(tmp_path: Path, prefix: str) -> None:
+def test_no_key_leads_outside_the_store(tmp_path: Path, prefix: str) -> None:
     fill(tmp_path, "in/a", "a/b")
     assert keys_below(tmp_path, prefix) == []
 
 
-def test_files_that_killed_writers_left_are_removed_after_a_day_and_once(
+def test_files_of_killed_writers_are_removed_once_after_a_day(
     store: LocalStore, root: Path
 ) -> None:
     store.put("a", b"")
@@ -613,7 +615,7 @@ def test_files_that_killed_writers_left_are_removed_after_a_day_and_once(
     assert leftovers(root) == ["new"]
 
 
-def test_a_directory_that_was_removed_is_made_again(store: LocalStore, root: Path) -> None:
+def test_a_removed_directory_is_created_again(store: LocalStore, root: Path) -> None:
     store.put("a", b"1")
     os.rmdir(root / RESERVED / "tmp")
     store.put("a", b"2")
@@ -632,11 +634,11 @@ def test_not_every_directory_can_be_synced(
     local.sync_directory(str(root))
 
 
-def test_f6_the_time_is_that_of_the_file_system(
+def test_f6_the_time_comes_from_the_file_system(
     store: LocalStore, root: Path, runtime: ManualRuntime
 ) -> None:
-    assert store.list("").now_ms == runtime.now_ms(), "there is no directory"
-    runtime.set_wall_clock(0)  # this process believes it is 1970
+    assert store.list("").now_ms == runtime.now_ms(), "the directory does not exist"
+    runtime.set_wall_clock(0)  # the clock of this process is in 1970
     store.put("a", b"")
     listing = store.list("")
     assert abs(listing.now_ms - listing.objects[0].last_modified_ms) < 60_000
@@ -647,7 +649,7 @@ def opened(path: Path) -> int:
     return os.open(path, os.O_CREAT | os.O_RDWR)
 
 
-def test_stamps_of_one_process_never_repeat(tmp_path: Path) -> None:
+def test_timestamps_of_one_process_never_repeat(tmp_path: Path) -> None:
     fd = opened(tmp_path / "a")
     stamps = [local.stamp_later(fd, "a", 0) for _ in range(1_000)]
     os.close(fd)
@@ -655,7 +657,7 @@ def test_stamps_of_one_process_never_repeat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [None, 4])
-def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
+def test_pieces_are_written_in_order_even_after_a_short_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
 ) -> None:
     monkeypatch.setattr(local, "_PIECES", 3)
@@ -693,7 +695,7 @@ def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
         (errno.ENAMETOOLONG, InvalidInput, "shorter"),
     ],
 )
-def test_errors_name_path_cause_and_fix(code: int, kind: type, fix: str) -> None:
+def test_errors_have_path_cause_and_fix(code: int, kind: type, fix: str) -> None:
     error = local.storage_error("write", "/data/x", OSError(code, os.strerror(code)))
     assert type(error) is kind
     assert str(error).startswith(f"cannot write '/data/x': {os.strerror(code)}")
@@ -724,7 +726,7 @@ def holder(path: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_within_a_deadline_there_is_time_left_to_name_the_lock(
+def test_the_error_about_a_lock_is_raised_before_the_deadline(
     path: str, runtime: ManualRuntime
 ) -> None:
     process = holder(path)
@@ -734,7 +736,7 @@ def test_within_a_deadline_there_is_time_left_to_name_the_lock(
     process.communicate("")
 
 
-def test_kill_9_of_the_holder_frees_it(path: str, runtime: ManualRuntime) -> None:
+def test_kill_9_of_its_holder_releases_a_lock(path: str, runtime: ManualRuntime) -> None:
     process = holder(path)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -743,7 +745,7 @@ def test_kill_9_of_the_holder_frees_it(path: str, runtime: ManualRuntime) -> Non
     assert runtime.slept == []
 
 
-def test_threads_keep_each_other_out(path: str) -> None:
+def test_a_lock_excludes_other_threads(path: str) -> None:
     inside = 0
     most = 0
     runtime = SystemRuntime()
@@ -765,7 +767,9 @@ def test_threads_keep_each_other_out(path: str) -> None:
     assert (inside, most) == (0, 1)
 
 
-def test_a_thread_that_holds_it_times_out_another(path: str, runtime: ManualRuntime) -> None:
+def test_waiting_for_a_lock_that_another_thread_holds_times_out(
+    path: str, runtime: ManualRuntime
+) -> None:
     with (
         FileLock(path, runtime),
         deadline(runtime, 0.02),
@@ -775,7 +779,7 @@ def test_a_thread_that_holds_it_times_out_another(path: str, runtime: ManualRunt
         pass
 
 
-def test_without_create_a_missing_file_is_no_lock(path: str, runtime: ManualRuntime) -> None:
+def test_a_missing_file_is_not_locked_without_create(path: str, runtime: ManualRuntime) -> None:
     with FileLock(path, runtime, create=False) as lock:
         assert lock.load() == 0
         lock.store(7)
@@ -784,13 +788,13 @@ def test_without_create_a_missing_file_is_no_lock(path: str, runtime: ManualRunt
         pass
 
 
-def test_a_forked_child_does_not_keep_the_lock(path: str, runtime: ManualRuntime) -> None:
+def test_a_forked_child_does_not_keep_a_lock(path: str, runtime: ManualRuntime) -> None:
     read_end, write_end = os.pipe()
     with FileLock(path, runtime):
         child = os.fork()
         if child == 0:
             os.close(write_end)
-            os.read(read_end, 1)  # lives until then, with a copy of the open lock file
+            os.read(read_end, 1)  # the child lives until then, with a copy of the open lock file
             os._exit(0)
     with FileLock(path, runtime):
         pass

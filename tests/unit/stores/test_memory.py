@@ -1,4 +1,4 @@
-"""What is particular about the store in memory; the rest is in the contract suite."""
+"""The store in memory, apart from the contract of all stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opendata_buffer.stores import memory
 from opendata_buffer.stores.memory import MemoryStore
 
 
-def test_a_name_is_one_store_for_the_whole_process() -> None:
+def test_one_name_is_one_store_in_the_whole_process() -> None:
     assert MemoryStore.named("one") is MemoryStore.named("one")
     assert MemoryStore.named("one") is not MemoryStore.named("two")
     assert MemoryStore.named("one").url == "memory://one"
@@ -22,12 +22,12 @@ def test_a_named_store_pickles_to_itself() -> None:
     assert pickle.loads(pickle.dumps(store)) is store
 
 
-def test_a_nameless_store_does_not_pickle_and_says_why() -> None:
+def test_the_error_about_pickling_a_nameless_store_has_the_reason() -> None:
     with pytest.raises(InvalidInput, match=r"memory of one process.*directory or an s3:// URL"):
         pickle.dumps(MemoryStore())
 
 
-def test_another_process_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_in_another_process_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     pickled = pickle.dumps(MemoryStore.named("elsewhere"))
     monkeypatch.delitem(memory._registry, "elsewhere")
     with pytest.raises(InvalidInput, match="'memory://elsewhere' was made in another process"):

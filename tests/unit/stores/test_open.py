@@ -1,4 +1,4 @@
-"""From URLs to stores."""
+"""Opening stores by URL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_url_opens_the_store_it_names(url: str, expected: str) -> None:
     assert open_store(url).url == expected
 
 
-def test_a_relative_path_means_the_directory_of_now(
+def test_a_relative_path_is_resolved_in_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -56,12 +56,12 @@ def test_a_name_with_a_colon_is_a_path(tmp_path: Path, monkeypatch: pytest.Monke
     assert open_store("data:set").url == (tmp_path / "data:set").as_uri()
 
 
-def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_store("~/queue").url == (tmp_path / "queue").as_uri()
 
 
-def test_one_store_per_url_and_options() -> None:
+def test_a_process_has_one_store_per_url_and_options() -> None:
     assert open_store("s3://cached") is open_store("s3://cached")
     other = StoreOptions(region="eu-west-1")
     assert open_store("s3://cached", other) is not open_store("s3://cached")
@@ -80,7 +80,7 @@ def test_credentials_set_after_a_failure_are_used(monkeypatch: pytest.MonkeyPatc
     assert open_store("s3://cached") is not later
 
 
-def test_a_relative_path_needs_a_directory_to_be_in(
+def test_a_relative_path_needs_a_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
@@ -92,7 +92,7 @@ def test_a_relative_path_needs_a_directory_to_be_in(
         open_store("q")
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_a_url_that_is_not_a_text_is_refused() -> None:
     with pytest.raises(InvalidInput, match="url is of type PosixPath: use str"):
         open_store(Path("/data"))  # type: ignore[arg-type]
 
@@ -133,7 +133,7 @@ def test_what_is_no_text_is_refused() -> None:
         ("dbfs:/Volumes/main/default/v/queue", "Databricks mount.*s3:// URL of the volume"),
     ],
 )
-def test_what_cannot_be_opened_is_refused_with_the_fix(url: str, message: str) -> None:
+def test_the_error_about_a_url_that_cannot_be_opened_has_a_fix(url: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         open_store(url)
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_opened_is_refused_with_the_fix(url: str, message: str) -
 @pytest.mark.parametrize(
     "url", ["s3://AKIAEXAMPLE:SECRETEXAMPLE@bucket/root", "s4://AKIAEXAMPLE:SECRETEXAMPLE@bucket"]
 )
-def test_f37_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+def test_f37_credentials_in_a_url_are_refused_and_not_shown(url: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         open_store(url)
     assert "SECRETEXAMPLE" not in str(raised.value)

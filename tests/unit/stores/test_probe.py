@@ -18,11 +18,11 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.races import ChecksThenWrites
 
 RACING = 3 * 2 * 6
-"""Writes of the races: three objects, each created and replaced by six writers."""
+"""The writes of the races: six writers create and replace each of three objects."""
 
 
 class Breaking(MemoryStore):
-    """Ignores the conditions ``rule`` names."""
+    """Ignores the conditions that ``rule`` names."""
 
     def __init__(self, rule: str = "") -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_a_store_that_checks_and_then_writes_loses_the_race(
     assert store.list("").objects == ()
 
 
-def test_a_race_whose_answers_are_lost_shows_nothing(runtime: ManualRuntime) -> None:
+def test_a_race_whose_answers_are_lost_proves_nothing(runtime: ManualRuntime) -> None:
     class Losing(Breaking):
         def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
             outcome = super().put_if(key, data, condition)
@@ -87,7 +87,7 @@ def test_a_race_whose_answers_are_lost_shows_nothing(runtime: ManualRuntime) -> 
         ("has weak ETags", "answered If-Match with the object's ETag with Conflict"),
     ],
 )
-def test_each_broken_rule_is_named(runtime: ManualRuntime, rule: str, step: str) -> None:
+def test_the_error_names_each_broken_rule(runtime: ManualRuntime, rule: str, step: str) -> None:
     store = Breaking(rule)
     with pytest.raises(
         UnsafeStore, match=f"store 'x' does not honor conditional writes: it {step}"
@@ -112,7 +112,7 @@ def test_a_store_whose_reads_have_another_etag_than_its_writes_is_refused(
     assert store.list("").objects == ()
 
 
-def test_a_lost_answer_starts_another_round_with_another_name(runtime: ManualRuntime) -> None:
+def test_a_lost_answer_starts_another_round_with_a_new_name(runtime: ManualRuntime) -> None:
     store = Breaking()
     store.lost = 2
     probe(store, runtime)
@@ -125,11 +125,11 @@ def test_answers_lost_until_the_deadline_are_transient(runtime: ManualRuntime) -
     store.lost = 10**9
     with pytest.raises(TransientStorageError, match="no answer"):
         probe(store, runtime)
-    # The longest pause between two rounds is 2 s, and none leads up to the deadline.
+    # The longest pause between two rounds is 2 s, and no pause is made right before the deadline.
     assert 8 <= runtime.monotonic() <= 10
 
 
-def test_the_longest_path_leaves_room_for_the_name(runtime: ManualRuntime) -> None:
+def test_the_longest_path_leaves_room_for_the_name_of_a_probe(runtime: ManualRuntime) -> None:
     store = Breaking()
     probe(store, runtime, near="é" * 512, room=24)
     assert {len(key.encode()) + 24 for key in store.probed} <= {1_023, 1_024}
@@ -140,7 +140,7 @@ class Keeping(Breaking):
         return tuple(DeleteFailure(key, "AccessDenied") for key in keys)
 
 
-def test_a_store_that_is_not_reached_is_reported_once(
+def test_an_unreachable_store_is_reported_once(
     runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(Keeping):

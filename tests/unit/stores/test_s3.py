@@ -1,4 +1,4 @@
-"""S3 over HTTP when responses are lost or unusual; the rest is in the contract suite."""
+"""Lost and unusual responses of S3 over HTTP."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def test_f2_an_answer_that_never_comes_is_unknown_after_the_read_timeout(
     outcome = store.put_if("m", b"1", None)
     assert isinstance(outcome, outcomes.Unknown)
     assert "ReadTimeoutError" in outcome.reason
-    # A busy server may come to it only now.
+    # A busy server may apply it only now.
     eventually(lambda: s3_server.objects() == {"m": b"1"})
     assert s3_server.count("PUT") == 1
 
 
-def test_f3_409_means_the_same_put_again(s3_server: S3Server, store: S3Store) -> None:
+def test_f3_a_put_is_repeated_after_a_409(s3_server: S3Server, store: S3Store) -> None:
     conflict = Fault(409, applied=False, code="ConditionalRequestConflict")
     s3_server.inject(conflict, times=2)
     version = put_new(store, "m", b"1")
@@ -118,12 +118,12 @@ def test_f12_a_store_that_ignores_conditions_is_refused(ignored: str, step: str)
         store = connect(server)
         with pytest.raises(UnsafeStore, match=f"'s3://bucket' at http://127.*{step}"):
             store.check_conditional_writes("ingest/manifest")
-        assert server.objects() == {}  # the probe is gone
+        assert server.objects() == {}  # the probe was deleted
         with pytest.raises(UnsafeStore):
             store.check_conditional_writes("ingest/manifest")
 
 
-def test_f12_a_store_that_knows_no_conditions_is_refused(
+def test_f12_a_store_that_does_not_support_conditions_is_refused(
     s3_server: S3Server, store: S3Store
 ) -> None:
     s3_server.inject(Fault(501, applied=False, code="NotImplemented"))
@@ -131,7 +131,7 @@ def test_f12_a_store_that_knows_no_conditions_is_refused(
         store.check_conditional_writes("ingest/manifest")
 
 
-def test_f12_a_good_store_is_asked_once_per_process(s3_server: S3Server, store: S3Store) -> None:
+def test_f12_a_sound_store_is_probed_once_per_process(s3_server: S3Server, store: S3Store) -> None:
     store.check_conditional_writes("ingest/manifest")
     asked = len(s3_server.requests)
     assert {request.key.split(".probe-")[0] for request in s3_server.requests if request.key} == {
@@ -141,7 +141,7 @@ def test_f12_a_good_store_is_asked_once_per_process(s3_server: S3Server, store: 
     assert len(s3_server.requests) == asked
 
 
-def test_f36_a_bit_that_flipped_in_a_stored_batch_is_found_and_the_batch_is_skipped(
+def test_f36_a_flipped_bit_in_a_stored_batch_is_found_and_the_batch_is_skipped(
     s3_server: S3Server, store: S3Store
 ) -> None:
     config = ConsumerConfig(store=store.url, gc=GarbageCollectorConfig(enabled=False))
@@ -153,7 +153,7 @@ def test_f36_a_bit_that_flipped_in_a_stored_batch_is_found_and_the_batch_is_skip
     location = store.list("ingest/0").objects[0].key
     s3_server.flip(location, 4)
     flipped = s3_server.objects()[location]
-    assert decode_batch(flipped) == [b"`"], "the format itself does not see it"
+    assert decode_batch(flipped) == [b"`"], "the format alone cannot detect it"
     with Consumer(config, store=store) as consumer, pytest.raises(BatchUnreadable, match="checksu"):
         consumer.next_batch()
     queue = Target(store, config, runtime)
@@ -165,7 +165,7 @@ def test_f36_a_bit_that_flipped_in_a_stored_batch_is_found_and_the_batch_is_skip
     assert read_copy(store, "ingest", copied) == flipped
 
 
-def test_a_listing_with_a_limit_asks_for_no_more_than_it_returns(
+def test_a_listing_with_a_limit_requests_only_what_it_returns(
     s3_server: S3Server, store: S3Store
 ) -> None:
     for name in "abcdefgh":
@@ -179,7 +179,7 @@ def test_a_listing_with_a_limit_asks_for_no_more_than_it_returns(
     assert request.query["max-keys"] == ["3"]
 
 
-def test_a_directory_bucket_which_lists_in_any_order_is_listed_in_order() -> None:
+def test_the_unsorted_listing_of_a_directory_bucket_is_sorted() -> None:
     with S3Server("queue--use1-az4--x-s3", page_size=7) as server:
         store = connect(server)
         store.check_conditional_writes("q/manifest")
@@ -198,7 +198,7 @@ def test_a_directory_bucket_which_lists_in_any_order_is_listed_in_order() -> Non
         assert [read_bytes(store, key) for key in keys[:3]] == [b"1"] * 3
 
 
-def test_f36_every_upload_carries_a_checksum(s3_server: S3Server, store: S3Store) -> None:
+def test_f36_every_upload_has_a_checksum(s3_server: S3Server, store: S3Store) -> None:
     store.put("a", b"123456789")
     put_new(store, "b", b"123456789")
     # CRC32 of "123456789" is the check value 0xCBF43926.
@@ -207,8 +207,8 @@ def test_f36_every_upload_carries_a_checksum(s3_server: S3Server, store: S3Store
     assert not any("trailer" in name for each in s3_server.requests for name in each.headers)
 
 
-def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> None:
-    """Left to itself boto3 sends the body in chunks and the checksum behind it."""
+def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_unchanged() -> None:
+    """By default, boto3 sends the body in chunks with the checksum after it."""
     options = StoreOptions(endpoint_url="https://localhost:9")
     store = S3Store("bucket", "", options, runtime=ManualRuntime())
     sent: list[AWSPreparedRequest] = []
@@ -228,7 +228,7 @@ def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> N
     assert len(sent) == 2
 
 
-def test_without_bulk_deletes_objects_are_deleted_one_by_one(
+def test_objects_are_deleted_one_by_one_without_bulk_deletes(
     s3_server: S3Server, store: S3Store
 ) -> None:
     for name in "abc":
@@ -250,7 +250,7 @@ def test_a_bulk_delete_that_fails_returns_its_keys(s3_server: S3Server, store: S
     assert store.delete_many(["a", "b"]) == ()
 
 
-def test_the_endpoint_of_the_environment_is_honoured(
+def test_the_endpoint_of_the_environment_is_used(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
@@ -278,7 +278,7 @@ AT = "https://s3.test"
         ),
     ],
 )
-def test_an_error_of_boto3_is_named_with_a_fix(
+def test_an_error_of_boto3_is_raised_with_a_fix(
     error: Exception, kind: type[StorageError], fix: str
 ) -> None:
     store = S3Store("bkt", options=StoreOptions(endpoint_url=AT))
@@ -297,7 +297,7 @@ def script() -> Iterator[Script]:
         yield scripted(S3, running)
 
 
-def test_a_404_of_a_proxy_is_no_missing_object(script: Script) -> None:
+def test_a_404_of_a_proxy_does_not_mean_a_missing_object(script: Script) -> None:
     store, _ = script(BY_A_PROXY)
     for call in (lambda: store.get("k"), lambda: store.put("k", b"x"), lambda: store.list("")):
         with pytest.raises(TransientStorageError, match="not the answer of the store"):
@@ -306,4 +306,4 @@ def test_a_404_of_a_proxy_is_no_missing_object(script: Script) -> None:
     store, _ = script(S3.found, BY_A_PROXY)
     assert isinstance(store.get("k"), Blob)
     with pytest.raises(TransientStorageError):
-        store.get("k")  # past boto3
+        store.get("k")  # bypassing boto3

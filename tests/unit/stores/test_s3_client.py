@@ -1,4 +1,4 @@
-"""The boto3 client: how it is shared, and with what credentials it signs."""
+"""The boto3 client: how it is shared, and the credentials that it signs with."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def clients_of(options: StoreOptions) -> ProcessClient[S3Client]:
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", None])
 def test_f1_every_request_is_sent_once(endpoint: str | None) -> None:
-    # None is Amazon's own, which is made on another path.
+    # None is Amazon's own endpoint, whose client is created in another way.
     options = StoreOptions(endpoint_url=endpoint, region="eu-west-1", max_attempts=7)
     retries = clients_of(options).get().meta.config.retries
     assert retries == {"mode": "standard", "total_max_attempts": 1}
 
 
-def test_rotated_credentials_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotated_credentials_do_not_accumulate_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     options = StoreOptions(endpoint_url="http://127.0.0.1:9", max_connections=3)
     old: list[weakref.ref[object]] = []
     for number in range(4):
@@ -57,10 +57,10 @@ def test_rotated_credentials_leave_nothing_behind(monkeypatch: pytest.MonkeyPatc
         assert store is open_store("s3://rotated", options)
         del store
     gc.collect()
-    assert [each() is None for each in old] == [True] * 6 + [False] * 2, "12.7 MiB each"
+    assert [each() is None for each in old] == [True] * 6 + [False] * 2, "a client takes 12.7 MiB"
 
 
-def test_buckets_are_in_the_path_except_at_amazon() -> None:
+def test_the_bucket_is_in_the_path_except_at_amazon() -> None:
     assert clients_of(HERE).get().meta.config.s3 == {"addressing_style": "path"}
     amazon = clients_of(StoreOptions(region="eu-west-1")).get()
     assert amazon.meta.config.s3 == {"addressing_style": "auto"}
@@ -74,12 +74,12 @@ def test_buckets_are_in_the_path_except_at_amazon() -> None:
         (StoreOptions(profile="nobody"), r"profile \(nobody\) could not be found"),
     ],
 )
-def test_options_boto3_refuses_are_permanent_errors(options: StoreOptions, cause: str) -> None:
+def test_options_that_boto3_refuses_are_permanent_errors(options: StoreOptions, cause: str) -> None:
     with pytest.raises(PermanentStorageError, match=f"cannot make an S3 client: .*{cause}"):
         clients_of(options).get()
 
 
-def test_profile_and_its_region_come_from_the_shared_files(
+def test_a_profile_and_its_region_come_from_the_shared_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config").write_text("[profile team]\nregion = eu-north-1\n")
@@ -108,7 +108,7 @@ def sts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
 
 
 def granted(key: str, *, hours: float) -> Reply:
-    """What STS answers when a role is assumed."""
+    """Return the answer of STS when a role is assumed."""
     ends = (datetime.now(UTC) + timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Reply(
         200,
@@ -127,7 +127,7 @@ def asks(store: S3Store) -> None:
 
 
 def signers(server: ScriptedServer) -> list[str]:
-    """The access key id of each request, or nothing for those that are not signed."""
+    """Return the access key ID of each request, or an empty text if it is not signed."""
     found = []
     for asked in server.asked:
         signed = re.search(r"Credential=([^/]*)/", asked.headers.get("authorization", ""))
@@ -139,7 +139,7 @@ def store_at(server: ScriptedServer, **options: object) -> S3Store:
     return S3Store("bucket", options=StoreOptions(endpoint_url=server.url, **options))  # type: ignore[arg-type]
 
 
-def test_keys_of_the_options_come_before_those_of_the_environment(bucket: ScriptedServer) -> None:
+def test_keys_of_the_options_win_over_those_of_the_environment(bucket: ScriptedServer) -> None:
     asks(store_at(bucket, access_key_id="mine", secret_access_key="s", session_token="t"))
     assert signers(bucket) == ["mine"]
     assert bucket.asked[0].headers["x-amz-security-token"] == "t"
@@ -167,10 +167,10 @@ def test_a_role_is_assumed_once_and_used_by_all_requests(
     assert fields["RoleArn"] == [ROLE]
     assert fields["ExternalId"] == ["shop 7"]
     assert fields["RoleSessionName"] == ["orders"]
-    assert signers(sts) == ["testing"], "assumed with what the chain has"
+    assert signers(sts) == ["testing"], "the role is assumed with the credentials of the chain"
 
 
-def test_a_role_that_is_about_to_end_is_assumed_again(
+def test_a_role_that_is_about_to_expire_is_assumed_again(
     bucket: ScriptedServer, sts: ScriptedServer
 ) -> None:
     sts.replies = [granted("ending", hours=0.1), granted("next", hours=1)]
@@ -183,12 +183,14 @@ def test_a_role_that_is_about_to_end_is_assumed_again(
     assert b"RoleSessionName=opendata-buffer" in sts.asked[0].body
 
 
-def test_keys_of_the_options_assume_the_role(bucket: ScriptedServer, sts: ScriptedServer) -> None:
+def test_a_role_is_assumed_with_the_keys_of_the_options(
+    bucket: ScriptedServer, sts: ScriptedServer
+) -> None:
     asks(store_at(bucket, role_arn=ROLE, access_key_id="mine", secret_access_key="s"))
     assert (signers(sts), signers(bucket)) == (["mine"], ["first"])
 
 
-def test_a_role_that_may_not_be_assumed_is_named_with_the_fix(
+def test_the_error_about_a_role_that_may_not_be_assumed_has_a_fix(
     bucket: ScriptedServer, sts: ScriptedServer
 ) -> None:
     sts.replies = [
@@ -203,7 +205,7 @@ def test_a_role_that_may_not_be_assumed_is_named_with_the_fix(
     assert bucket.asked == []
 
 
-def test_without_any_credentials_no_role_is_assumed(
+def test_no_role_is_assumed_without_credentials(
     bucket: ScriptedServer, sts: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -230,7 +232,7 @@ def test_a_service_credential_signs_and_only_its_name_is_pickled(
     assert asked == ["team"]
 
 
-# ---- reads that go past boto3: that they do, and that nothing else changes
+# ---- reads that bypass boto3, and otherwise behave the same
 
 
 DATA = b"0123456789" * 1_000
@@ -238,7 +240,7 @@ DATA = b"0123456789" * 1_000
 
 @pytest.fixture
 def store(s3_server: S3Server) -> S3Store:
-    """A store that has read something: boto3 need not be asked again."""
+    """A store that has read once, so that it need not call boto3 again."""
     options = StoreOptions(endpoint_url=s3_server.endpoint, max_attempts=2)
     made = S3Store(s3_server.bucket, "root", options, runtime=ManualRuntime())
     made.put("warm", b"")
@@ -248,7 +250,7 @@ def store(s3_server: S3Server) -> S3Store:
 
 @pytest.fixture
 def boto(monkeypatch: pytest.MonkeyPatch, store: S3Store) -> Mock:
-    """Counts what boto3's own ``get_object`` is asked."""
+    """Count the calls of boto3's ``get_object``."""
     client = store._client.get()
     counted = Mock(wraps=client.get_object)
     monkeypatch.setattr(client, "get_object", counted)
@@ -276,7 +278,7 @@ def test_only_the_first_read_goes_through_boto3(store: S3Store, boto: Mock) -> N
 
 
 @pytest.mark.parametrize("key", ["a b", "ü/%41", "a+b&c=d?e#f", "~x/-._!*'()", "雪 /;:@$,"])
-def test_f24_keys_are_written_in_urls_as_boto3_does(store: S3Store, boto: Mock, key: str) -> None:
+def test_f24_keys_are_encoded_in_urls_like_in_boto3(store: S3Store, boto: Mock, key: str) -> None:
     store.put(key, key.encode())
     assert data_of(store.get(key)) == key.encode()
     assert boto.call_count == 0
@@ -293,7 +295,7 @@ def test_f24_keys_are_written_in_urls_as_boto3_does(store: S3Store, boto: Mock, 
     ],
     ids=lambda fault: str(fault.answer),
 )
-def test_what_fails_is_asked_again_by_boto3(
+def test_a_failed_read_is_repeated_with_boto3(
     s3_server: S3Server, store: S3Store, boto: Mock, fault: Fault
 ) -> None:
     store.put("a", DATA)
@@ -306,8 +308,8 @@ def test_what_fails_is_asked_again_by_boto3(
 
 @pytest.mark.parametrize("length", [True, False], ids=["length", "chunks"])
 @pytest.mark.parametrize("kind", ["crc32", "sha1", "sha256"])
-def test_f36_every_checksum_that_botocore_knows_is_compared(kind: str, length: bool) -> None:
-    """Other clients choose other algorithms; AWS returns the one with which an object is stored."""
+def test_f36_every_checksum_that_botocore_supports_is_compared(kind: str, length: bool) -> None:
+    """Other clients choose other algorithms, and AWS returns the one that an object has."""
     headers = {"ETag": '"1"', f"x-amz-checksum-{kind}": "AAAA"}
     spoilt = Reply(200, b"x", headers)
     if not length:
@@ -323,7 +325,7 @@ def test_f36_every_checksum_that_botocore_knows_is_compared(kind: str, length: b
 
 
 @pytest.mark.parametrize("answer", [Answer.TRUNCATE, Answer.CORRUPT])
-def test_f36_a_body_that_breaks_off_or_is_garbled_is_read_again(
+def test_f36_a_truncated_or_garbled_body_is_read_again(
     s3_server: S3Server, store: S3Store, boto: Mock, answer: Answer
 ) -> None:
     store.put("a", DATA)
@@ -334,7 +336,7 @@ def test_f36_a_body_that_breaks_off_or_is_garbled_is_read_again(
     assert boto.call_count == 0
 
 
-def test_connections_are_used_again(s3_server: S3Server, store: S3Store) -> None:
+def test_connections_are_reused(s3_server: S3Server, store: S3Store) -> None:
     store.put("a", DATA)
     store.get("a")
     session = store._client.get()._endpoint.http_session  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The store that fails by seeded rng."""
+"""A store that fails at random, by a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def faulty(runtime: ManualRuntime, seed: int = 0, **plan: Any) -> FaultyStore:
     return FaultyStore(MemoryStore(), runtime, FaultPlan(**plan), seed=seed)
 
 
-def test_without_a_plan_nothing_fails_and_nothing_takes_time(runtime: ManualRuntime) -> None:
+def test_a_store_without_a_plan_neither_fails_nor_takes_time(runtime: ManualRuntime) -> None:
     store = FaultyStore(MemoryStore("x"), runtime)
     outcome = store.put_if("m", b"1", None)
     assert isinstance(outcome, outcomes.Applied)
@@ -56,7 +56,7 @@ def test_a_lost_request_is_unknown_and_never_applied(runtime: ManualRuntime) -> 
     assert bytes_in(store, "m") is None
 
 
-def test_operations_that_fail_do_so_transiently_and_half_of_the_puts_are_done(
+def test_failures_are_transient_and_half_of_the_failing_puts_are_applied(
     runtime: ManualRuntime,
 ) -> None:
     store = faulty(runtime, get_errors=1, list_errors=1, put_errors=1)
@@ -69,7 +69,7 @@ def test_operations_that_fail_do_so_transiently_and_half_of_the_puts_are_done(
     assert 70 < len(store.inner.list("a/").objects) < 130
 
 
-def test_failing_deletes_are_returned_and_half_of_them_done(runtime: ManualRuntime) -> None:
+def test_failing_deletes_are_returned_and_half_of_them_are_applied(runtime: ManualRuntime) -> None:
     store = faulty(runtime, delete_errors=0.5)
     keys = [f"a/{number}" for number in range(200)]
     for key in keys:
@@ -81,7 +81,7 @@ def test_failing_deletes_are_returned_and_half_of_them_done(runtime: ManualRunti
     assert 30 < len(left) < 70
 
 
-def test_latency_is_spent_half_before_and_half_after_the_effect_with_jitter(
+def test_half_of_the_latency_is_before_and_half_after_the_effect_with_jitter(
     runtime: ManualRuntime,
 ) -> None:
     store = faulty(runtime, put_ms=100, jitter=0.5)
@@ -101,7 +101,7 @@ def test_latency_is_spent_half_before_and_half_after_the_effect_with_jitter(
     )
 
 
-def test_equal_seeds_fail_equally(runtime: ManualRuntime) -> None:
+def test_equal_seeds_cause_equal_failures(runtime: ManualRuntime) -> None:
     def history(seed: int) -> list[object]:
         store = faulty(runtime, seed, cas_lost_after=0.3, cas_lost_before=0.3)
         return [
@@ -113,7 +113,7 @@ def test_equal_seeds_fail_equally(runtime: ManualRuntime) -> None:
 
 
 @pytest.mark.parametrize("plan", [{"get_errors": 1.1}, {"put_errors": -0.1}, {"put_ms": -1}])
-def test_impossible_plans_are_refused(plan: dict[str, Any]) -> None:
+def test_invalid_plans_are_refused(plan: dict[str, Any]) -> None:
     (name,) = plan
     with pytest.raises(InvalidInput, match=name):
         FaultPlan(**plan)
