@@ -238,9 +238,9 @@ class StoreOptions:
         max_attempts: Attempts of reads and unconditional writes. Default 5. Conditional writes are
             attempted once: a repeated one would lose against itself (failure F1).
         max_connections: Maximum number of connections that a client keeps. Default 128.
-        timeout_ms: Maximum time for one operation of a queue, with connects and retries: a change
-            or a read of the manifest, or opening a queue for use. A change may take 5 s more, to
-            find out the outcome of its last attempt. Default 60,000.
+        timeout_ms: Maximum time in milliseconds for one operation of a queue, with connects and
+            retries: a change or a read of the manifest, or opening a queue for use. A change may
+            take 5 s more, to find out the outcome of its last attempt. Default 60,000.
 
     Raises:
         InvalidInput: A value cannot be used, or two kinds of credentials are given.

@@ -120,7 +120,8 @@ def unpack_fixed(
 
     Args:
         stream: A stream, which is read to its end, or all of its bytes.
-        max_bytes: Longest content of a frame. A longer one is an error before memory is allocated.
+        max_bytes: Longest content of a frame, in bytes. A longer one is an error before memory is
+            allocated.
 
     Yields:
         ``("frame", bytes)`` for a frame with its header of 8 bytes. ``("desync", bytes)`` for bytes

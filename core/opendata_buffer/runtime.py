@@ -228,7 +228,7 @@ class Interval:
 
     Args:
         runtime: Its monotonic clock is used.
-        seconds: Length of the interval.
+        seconds: Length of the interval, in seconds.
     """
 
     def __init__(self, runtime: Runtime, seconds: float) -> None:
@@ -294,7 +294,7 @@ def wait_for(
         runtime: Its monotonic clock is used.
         condition: Held by the caller; notified when ``is_met`` may have changed.
         is_met: Called once at the start and after each notification.
-        seconds: Longest wait; None to use ``until``.
+        seconds: Longest wait, in seconds; None to use ``until``.
         until: A time of the monotonic clock. Without ``seconds`` and ``until``, wait forever.
 
     Returns:
@@ -414,9 +414,9 @@ class Retries:
 
     Attributes:
         runtime: Clock, sleep, and jitter.
-        base_ms: First step of the backoff.
-        max_ms: Largest step of the backoff.
-        deadline_ms: Time for all attempts together.
+        base_ms: First step of the backoff, in milliseconds.
+        max_ms: Largest step of the backoff, in milliseconds.
+        deadline_ms: Time for all attempts together, in milliseconds.
         retry_on: Errors that are retried. All others are raised at once, and so is the last of
             these.
         pause: Returns the seconds to sleep after an error; None, or a result of None, means

@@ -221,3 +221,19 @@ def test_the_examples_in_docstrings_are_python() -> None:
     assert len(examples) > 20
     for path, example in examples:
         compile(example, path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+MEASURES = re.compile(r"^ {4}(timeout|\w+_(?:s|ms|bytes)): (.*(?:\n {8}.*)*)", re.MULTILINE)
+UNIT = re.compile(r"seconds?|bytes?|milliseconds?|MiB|epoch|^As for|^Returns", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_times_and_sizes_have_a_unit(module: str) -> None:
+    described = (ast.ClassDef, *typing.get_args(Function))
+    docstrings = [
+        ast.get_docstring(node) or ""
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, described)
+    ]
+    measures = [found for docstring in docstrings for found in MEASURES.findall(docstring)]
+    assert [(name, text) for name, text in measures if not UNIT.search(text)] == []

@@ -282,7 +282,7 @@ class Broker:
 
         Args:
             request: The entries to append.
-            message_bytes: Size of the client's message.
+            message_bytes: Size of the client's message, in bytes.
         """
         size = len(request.entries)
         with self._condition:

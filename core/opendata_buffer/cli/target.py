@@ -60,7 +60,7 @@ def target_of(
         runtime: Clock and threads.
         options: The values of the command's options.
         make: The class of the configuration.
-        topic_deadline_ms: A shorter limit for that read than the settings have.
+        topic_deadline_ms: A shorter limit for that read than the settings have, in milliseconds.
         **settings: Other settings.
 
     Returns:

@@ -76,7 +76,7 @@ class PlainDelivery:
 
         Args:
             sequence: Its sequence.
-            interval: Write the manifest when so many entries are acknowledged.
+            interval: Number of acknowledged entries at which the manifest is written.
 
         Raises:
             InvalidInput: Another batch comes first.

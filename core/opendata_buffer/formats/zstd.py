@@ -186,7 +186,7 @@ def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> 
         frames: The frames, from :func:`plan_frames`.
         target: One byte longer than ``min(sum of frame.most, max_bytes)``, so that a full target
             can be told from an overflow.
-        max_bytes: Largest content.
+        max_bytes: Largest content, in bytes.
 
     Returns:
         The number of bytes written.

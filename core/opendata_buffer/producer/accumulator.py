@@ -227,7 +227,7 @@ class Accumulator:
         """Wait until every outcome is known, and all remaining threads wait for the store.
 
         Args:
-            seconds: How long to wait; None waits without a limit.
+            seconds: Seconds to wait; None waits without a limit.
 
         Returns:
             False if the time is up.

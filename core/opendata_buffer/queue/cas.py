@@ -185,7 +185,7 @@ class CasObject(Generic[T]):
         encode: Converts the value to bytes.
         runtime: Clock and sleep.
         settings: The deadline of one change, and the backoff between attempts.
-        max_bytes: A larger object is refused. The limit of ``sidecar`` replaces it.
+        max_bytes: An object of more bytes is refused. The limit of ``sidecar`` replaces it.
         sidecar: The kind of a small JSON object, for the error if it is too large.
         if_unreadable: For an object that is only a hint. Returns the value to use instead of an
             object that cannot be read, given the error and the object's version. The next change

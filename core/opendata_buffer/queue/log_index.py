@@ -61,11 +61,13 @@ class LogIndex:
         readers: Names of the readers, in order.
         lost: Ranges that were removed by a client that does not know logs: first, and one past the
             last.
-        retention_ms: Keep batches for this long after all readers have acknowledged them.
+        retention_ms: Milliseconds for which batches are kept even after all readers have
+            acknowledged them.
         retention_bytes: Keep up to this many bytes of acknowledged batches. With both limits, a
             batch is kept while it is within both. With neither, it may be deleted once it is
             acknowledged.
-        reader_expiry_ms: A reader that has not moved for this long no longer holds batches.
+        reader_expiry_ms: A reader that has not moved for this time, in milliseconds, no longer
+            holds batches.
         changes: Number of changes of the index. It also makes every version differ in its bytes,
             because a store may compare versions by content.
         missing: By the name of a reader without a position, when the collector first missed it.

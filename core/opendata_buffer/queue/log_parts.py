@@ -40,8 +40,9 @@ class Part:
     Attributes:
         first: The first sequence.
         end: The sequence after the last one.
-        named_ms: The earliest time in the names of its batches; 0 if one name has no time.
-        newest_ms: The latest time of a record.
+        named_ms: The earliest time in the names of its batches, milliseconds since the Unix epoch;
+            0 if one name has no time.
+        newest_ms: The latest time of a record, in milliseconds since the Unix epoch.
         name: Name of the object, below the folder of the log.
     """
 

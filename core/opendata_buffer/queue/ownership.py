@@ -74,7 +74,7 @@ class QueueClaim:
         config: The queue.
         runtime: Clock and sleep.
         owner: The marker as it was read or written.
-        grace_ms: The grace period of this program, used if the marker has none.
+        grace_ms: The grace period of this program in milliseconds, used if the marker has none.
     """
 
     def __init__(

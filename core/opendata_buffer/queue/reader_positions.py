@@ -67,8 +67,8 @@ class ReaderPosition:
         host: Host of the consumer.
         process: Number of its process; 0 after the consumer was closed.
         program: The program, as operators know it.
-        since_ms: When the consumer started.
-        moved_ms: When this object was last written.
+        since_ms: When the consumer started, in milliseconds since the Unix epoch.
+        moved_ms: When this object was last written, in milliseconds since the Unix epoch.
         others: Fields of later releases.
     """
 

@@ -56,7 +56,7 @@ def kept_since(view: LogView, time_ms: int, now_ms: int) -> int:
         view: The log.
         time_ms: The retention keeps batches written at this time or later, in milliseconds
             since the Unix epoch.
-        now_ms: The clock of the collector.
+        now_ms: The clock of the collector, in milliseconds since the Unix epoch.
 
     Returns:
         The sequence, or the end of the log if the retention keeps nothing.

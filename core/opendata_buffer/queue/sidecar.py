@@ -70,7 +70,7 @@ class Sidecar:
         name: The name of the object in errors, such as ``the owner marker``.
         remedy: How to repair an unreadable object: a hint, or whole sentences. Errors end with it.
         version: The version that this release writes. It reads this one and all earlier ones.
-        max_bytes: A larger object is refused.
+        max_bytes: An object of more bytes is refused.
         confidential: Whether errors must not show any byte of the object.
     """
 

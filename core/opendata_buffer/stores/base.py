@@ -17,7 +17,8 @@ class Blob:
     Attributes:
         data: The object, or the range of it that was asked for.
         version: An opaque token of exactly these bytes.
-        last_modified_ms: When the object was written, by the store's own clock.
+        last_modified_ms: When the object was written, by the store's own clock, in milliseconds
+            since the Unix epoch.
     """
 
     data: bytes
@@ -81,7 +82,7 @@ class Get(Protocol):
             key: The object.
             if_changed: A version. If the object still has it, nothing is read.
             byte_range: (start, end exclusive). A range is cut at the end of the object.
-            max_bytes: Largest object or range to read.
+            max_bytes: Largest object or range to read, in bytes.
 
         Returns:
             The object; None only if ``if_changed`` is the current version.
@@ -130,7 +131,7 @@ class ZeroCopy(Protocol):
             key: The object.
             allocate: Called once, with the number of bytes.
             start: First byte of the object to read.
-            max_bytes: A larger object is refused.
+            max_bytes: An object of more bytes is refused.
 
         Raises:
             ObjectNotFound: There is no such object.

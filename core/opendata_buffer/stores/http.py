@@ -93,7 +93,7 @@ class Read:
 
         Args:
             read_body: Reads at most this many bytes of the response's body; None reads all of it.
-            size: Size of the body, if the response tells it.
+            size: Size of the body in bytes, if the response tells it.
             whole: The body is the whole object, because the service does not support ranges.
 
         Returns:

@@ -55,7 +55,7 @@ def probe_conditional_writes(
         runtime: Clock and threads.
         name: The store's name for errors.
         room: Bytes of a key that the store's root takes.
-        deadline_ms: Time for all attempts together.
+        deadline_ms: Time for all attempts together, in milliseconds.
         races: Number of objects that writers race for.
 
     Raises:
