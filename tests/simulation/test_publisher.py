@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -163,3 +166,41 @@ def test_a_transaction_whose_publisher_is_killed_at_any_step_is_completed_or_rol
     assert fates == sorted(fates), "a transaction is committed from one write on"
     assert fates.count(True) > 10
     assert fates.count(False) > 20
+
+
+def locations_of_a_closed_publisher() -> list[str]:
+    """Let a publisher write to all partitions and close, which writes to all of them again.
+
+    Returns:
+        The queued locations. Their names depend on the order of the random choices.
+    """
+    cluster = PublishingCluster(7)
+
+    def main() -> None:
+        cluster.create()
+        process, store = cluster.node("billing")
+        publisher = cluster.open_publisher(process, store, "billing")
+        for name in NAMES:
+            publisher.publish_committed([b"record"], partition=name).result()
+        publisher.close(30.0)
+
+    cluster.simulation.run(main)
+    return [name for manifest in cluster.manifests().values() for name in manifest.locations()]
+
+
+def test_a_seed_gives_the_same_history_whatever_python_s_hash_seed_is() -> None:
+    """The order of a set of texts differs from process to process."""
+    program = "from tests.simulation import test_publisher as test"
+    program += "; print(test.locations_of_a_closed_publisher())"
+    written = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "3")
+    ]
+    assert all(name in written[0] for name in NAMES)
+    assert written[0] == written[1]

@@ -599,7 +599,7 @@ class Publisher(Closeable):
         try:
             with deadline(self._runtime, _EXPIRE_S):
                 clock = self._clock.value + 1
-                self._markers.expire_producer(self._producer_id, clock, self._written)
+                self._markers.expire_producer(self._producer_id, clock, sorted(self._written))
         except errors.OpenDataBufferError as error:
             log.info("readers remember this publisher for some weeks: %s", error)
 
