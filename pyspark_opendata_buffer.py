@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Wrap a method so that its errors say what they mean for a query.
+    """Wrap a method so that its errors speak of the query.
 
     A ModuleNotFoundError names the Python that lacks the module, and the errors of the library
     speak of Spark's options.
@@ -139,10 +139,13 @@ class DefaultSource(DataSource):
 
     @_complete
     def schema(self) -> StructType:
-        """Return the columns of a read without ``.schema(...)``, after checking the options.
+        """Check the options, and find the columns of a read without ``.schema(...)``.
 
-        Makes one small request to see whether there is a topic, which has one column more. With
-        ``valueFormat`` it reads a sample of the queued records.
+        Makes one small request to see whether the store holds a topic, which has one column more.
+        With ``valueFormat`` it reads a sample of the queued records.
+
+        Returns:
+            The columns.
 
         Raises:
             InvalidInput: The options cannot be used, or the sample does not show any columns.
@@ -165,7 +168,13 @@ class DefaultSource(DataSource):
 
     @_complete
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader for ``spark.read``.
+        """Make the reader for ``spark.read``.
+
+        Args:
+            schema: The schema of the DataFrame.
+
+        Returns:
+            The reader.
 
         Raises:
             InvalidInput: The options or the schema cannot be used.
@@ -187,11 +196,14 @@ class DefaultSource(DataSource):
 
     @_complete
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer for ``df.write``.
+        """Make the writer for ``df.write``.
 
         Args:
             schema: The schema of the DataFrame.
             overwrite: Whether the save mode is ``overwrite``, which is refused.
+
+        Returns:
+            The writer.
 
         Raises:
             InvalidInput: The options, the schema or the save mode cannot be used.
@@ -203,11 +215,14 @@ class DefaultSource(DataSource):
 
     @_complete
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the writer for ``df.writeStream``.
+        """Make the writer for ``df.writeStream``.
 
         Args:
             schema: The schema of the DataFrame.
             overwrite: Whether the output mode is ``complete``, which is refused.
+
+        Returns:
+            The writer.
 
         Raises:
             InvalidInput: The options, the schema or the output mode cannot be used.

@@ -51,6 +51,9 @@ def start(rows: DataFrame, queue: str, checkpoint: str, batch: str = "5 seconds"
         checkpoint: The folder of the checkpoint.
         batch: The duration of a batch, at least five seconds. A row waits at most this long, and a
             failure repeats rows of this period.
+
+    Returns:
+        The running query.
     """
     return (
         rows.writeStream.foreach(QueueWriter(queue))

@@ -297,7 +297,7 @@ def read_status(
 
 
 class _Notes(list[str]):
-    """What an operator should know about a queue, apart from its numbers."""
+    """Notes for the operator of a queue, next to its numbers."""
 
     def add(self, error: errors.OpenDataBufferError) -> None:
         """Note an error, in the words of a command line."""
@@ -330,7 +330,7 @@ def _read_log(
         view: All that it keeps.
         missing: The batches whose objects are gone.
         sizes: Bytes of the batches, by key; None if some are not known.
-        notes: Gets what is wrong.
+        notes: Gets the problems that were found.
 
     Returns:
         The status of the log; and why its readers fail, empty if they do not.
@@ -738,7 +738,7 @@ def _read_partition(
         target: The topic.
         partition: The partition.
         known: Gets the readers of the partition if it is an active one of a log.
-        notes: Gets what is wrong.
+        notes: Gets the problems that were found.
 
     Returns:
         The status, without open transactions; and the manifest.

@@ -57,7 +57,7 @@ def confirm(what: str, yes: bool) -> None:
     """Ask before the command does something.
 
     Args:
-        what: What it does, as a sentence without a period.
+        what: The effect of the command, as a sentence without a period.
         yes: Do not ask.
 
     Raises:

@@ -2,7 +2,7 @@
 
 There are two ways, with the same methods:
 
-* :class:`PlainDelivery` delivers each entry as it is. What is acknowledged leaves the queue.
+* :class:`PlainDelivery` delivers each entry as it is. Acknowledged entries leave the queue.
 * :class:`TransactionalDelivery` follows an isolation level. It reads entries ahead and offers them
   to :class:`.QueueProgress`, which says which of them can be delivered now. Entries that an
   undecided transaction or a saved position needs stay in the queue after they are acknowledged.
