@@ -11,7 +11,7 @@ outcome         the store's answer    what certainly          the caller then   
 `Applied`       success, and the      Written, exactly this.  Continues with the    none
                 new version           Earlier attempts        new version.
                                       cannot apply any more.
-`Conflict`      the condition does    Not written by this     Reads the object.     `Conflict`
+`LostRace`      the condition does    Not written by this     Reads the object.     `Conflict`
                 not hold (412)        request, and never      Looks in it for a     if every
                                       will be. A proxy that   change that must not  attempt lost
                                       repeats requests may    be applied twice, and until the
@@ -32,8 +32,7 @@ outcome         the store's answer    what certainly          the caller then   
 A request that certainly changed nothing for another reason (no permission, no bucket, nothing was
 sent) is not an outcome: it raises ``PermanentStorageError`` or ``TransientStorageError``.
 
-Import the module instead of its classes: ``outcomes.Conflict`` is a value, and
-:class:`opendata_buffer.errors.Conflict` is the error that may follow from it.
+:class:`opendata_buffer.errors.Conflict` is the error that may follow from :class:`LostRace`.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Applied(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
+class LostRace:
     """Certainly not written: another writer was faster at each of the attempts."""
 
     attempts: int = 1
@@ -87,4 +86,4 @@ class Unknown:
         return self.reason.rstrip(".")
 
 
-Outcome = Applied[T] | Conflict | Vanished | Unknown
+Outcome = Applied[T] | LostRace | Vanished | Unknown

@@ -208,7 +208,7 @@ def test_max_bytes_limits_the_bytes_read_of_an_object_or_a_range(store: Store) -
 
 def test_absent_creates_once(store: Store) -> None:
     version = create(store, "m", b"1")
-    assert store.put_if("m", b"2", None) == outcomes.Conflict()
+    assert store.put_if("m", b"2", None) == outcomes.LostRace()
     assert (read(store, "m").data, read(store, "m").version) == (b"1", version)
 
 
@@ -216,7 +216,7 @@ def test_if_version_replaces_only_that_version(store: Store) -> None:
     first = create(store, "m", b"1")
     second = store.put_if("m", b"2", first)
     assert isinstance(second, outcomes.Applied)
-    assert store.put_if("m", b"3", first) == outcomes.Conflict()
+    assert store.put_if("m", b"3", first) == outcomes.LostRace()
     assert (read(store, "m").data, read(store, "m").version) == (b"2", second.value)
 
 
@@ -232,7 +232,7 @@ def test_f4_if_version_of_a_missing_object_vanished_and_is_not_created(store: St
 def test_put_changes_the_version_that_put_if_compares(store: Store) -> None:
     version = create(store, "m", b"1")
     store.put("m", b"2")
-    assert store.put_if("m", b"3", version) == outcomes.Conflict()
+    assert store.put_if("m", b"3", version) == outcomes.LostRace()
 
 
 def test_f11_equal_versions_mean_equal_bytes(backend: Backend) -> None:

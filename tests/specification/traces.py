@@ -39,7 +39,7 @@ Mutation = tuple[Any, str, Callable[[Any], Any]]
 """A class or module, the name of an attribute, and a function that returns its replacement."""
 ANSWERS = {
     outcomes.Applied: "applied",
-    outcomes.Conflict: "conflict",
+    outcomes.LostRace: "conflict",
     outcomes.Vanished: "conflict",
     outcomes.Unknown: "unknown",
 }

@@ -76,7 +76,7 @@ def _step(outcome: PutOutcome | None, *, is_applied: bool) -> Step:
 applied = _step(None, is_applied=True)
 applied_answer_lost = _step(outcomes.Unknown("read timed out"), is_applied=True)
 not_applied_answer_lost = _step(outcomes.Unknown("connection reset"), is_applied=False)
-applied_then_412 = _step(outcomes.Conflict(), is_applied=True)
+applied_then_412 = _step(outcomes.LostRace(), is_applied=True)
 """Apply the write and answer 412, like a client or proxy that repeats its own request."""
 
 

@@ -337,7 +337,7 @@ class CasObject(Generic[T]):
             raise
         if writes.in_doubt:
             return outcomes.Unknown(reason, writes.first_mark)
-        return outcomes.Conflict(self.attempts - attempts, self._runtime.monotonic() - started)
+        return outcomes.LostRace(self.attempts - attempts, self._runtime.monotonic() - started)
 
     def _attempt(
         self, decide: Callable[[T | None], T | None], writes: _AmbiguousWrites[T]
@@ -379,7 +379,7 @@ class CasObject(Generic[T]):
                 return after
             case outcomes.Vanished() if self._if_unreadable is None:
                 raise self._missing()
-            case outcomes.Conflict() | outcomes.Vanished():
+            case outcomes.LostRace() | outcomes.Vanished():
                 self.conflicts += 1
                 writes.conflicted()
                 raise _LostRace("another writer was faster")

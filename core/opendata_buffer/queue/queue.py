@@ -655,10 +655,10 @@ class Queue:
         metrics.conflict_rate.set(rate, {**self.labels, **self._role})
 
     def _manifest_of(
-        self, outcome: outcomes.Applied[Manifest | None] | outcomes.Conflict | outcomes.Vanished
+        self, outcome: outcomes.Applied[Manifest | None] | outcomes.LostRace | outcomes.Vanished
     ) -> Manifest:
         """Return the manifest that holds now, or raise ``Conflict`` or ``QueueReset``."""
-        if isinstance(outcome, outcomes.Conflict):
+        if isinstance(outcome, outcomes.LostRace):
             raise errors.Conflict(self.key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, outcomes.Vanished):
             raise vanished(self._config, self._store.url)

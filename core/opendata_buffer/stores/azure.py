@@ -165,12 +165,12 @@ class AzureStore(CloudStore):
             code, replaces = _code_of(error), version is not None
             # S3's 409 means that nothing was decided; Azure's means that the object exists.
             if code == "BlobAlreadyExists" and not replaces:
-                return outcomes.Conflict()
+                return outcomes.LostRace()
             if _is_missing(error) and replaces:
                 return outcomes.Vanished()  # failure F4
             if _status_of(error) == 412 and not code.startswith("Lease"):
                 gone = replaces and self._is_gone(name)
-                return outcomes.Vanished() if gone else outcomes.Conflict()
+                return outcomes.Vanished() if gone else outcomes.LostRace()
             raise
 
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:

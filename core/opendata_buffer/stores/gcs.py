@@ -142,7 +142,7 @@ class GcsStore(CloudStore):
             return outcomes.Unknown(f"writes of {name!r} were refused for their rate for too long")
         if response.status == 412:
             gone = version is not None and self._is_gone(name)
-            return outcomes.Vanished() if gone else outcomes.Conflict()
+            return outcomes.Vanished() if gone else outcomes.LostRace()
         generation = self._generation(response, name)
         self._write_rate.accepted(name, self._runtime.monotonic())
         return generation

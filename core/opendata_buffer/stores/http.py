@@ -141,7 +141,7 @@ class Read:
             )
 
 
-Answer = str | outcomes.Conflict | outcomes.Vanished | outcomes.Unknown | None
+Answer = str | outcomes.LostRace | outcomes.Vanished | outcomes.Unknown | None
 """A service's answer to a conditional write. The answer to an applied write is the object's
 version, or None if the response has none."""
 
@@ -300,7 +300,7 @@ class CloudStore(ABC):
             found = self._call(lambda: self._put_if(name, data, version), "write", name)
         except TransientStorageError as error:
             return outcomes.Unknown(str(error))
-        if isinstance(found, outcomes.Conflict | outcomes.Vanished | outcomes.Unknown):
+        if isinstance(found, outcomes.LostRace | outcomes.Vanished | outcomes.Unknown):
             return found
         new = strong_etag(found)
         return verify_write(self, key, data) if new is None else outcomes.Applied(new)

@@ -757,9 +757,9 @@ class LocalStore:
             parent = os.path.dirname(parent)
 
 
-def _refusal(path: str, version: str | None) -> outcomes.Vanished | outcomes.Conflict | None:
+def _refusal(path: str, version: str | None) -> outcomes.Vanished | outcomes.LostRace | None:
     """Return why a conditional write cannot be made, by the file as it is now; None if it can."""
     found = stat_file(path)
     if found is None:
         return None if version is None else outcomes.Vanished()
-    return None if version_of(found) == version else outcomes.Conflict()
+    return None if version_of(found) == version else outcomes.LostRace()

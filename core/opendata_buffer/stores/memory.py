@@ -97,7 +97,7 @@ class MemoryStore:
             if found is None and version is not None:
                 return outcomes.Vanished()
             if found is not None and found.version != version:
-                return outcomes.Conflict()
+                return outcomes.LostRace()
             return outcomes.Applied(self._write(key, data))
 
     def check_conditional_writes(self, near: str) -> None:

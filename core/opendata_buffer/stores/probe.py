@@ -117,10 +117,10 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
             )
         return outcome
 
-    put("If-Match on a missing object", _WRONG, outcomes.Vanished, outcomes.Conflict)
+    put("If-Match on a missing object", _WRONG, outcomes.Vanished, outcomes.LostRace)
     created = put("If-None-Match: * on a missing object", None, outcomes.Applied)
-    put("If-None-Match: * on an existing object", None, outcomes.Conflict)
-    put("If-Match with another ETag", _WRONG, outcomes.Conflict)
+    put("If-None-Match: * on an existing object", None, outcomes.LostRace)
+    put("If-Match with another ETag", _WRONG, outcomes.LostRace)
     assert isinstance(created, outcomes.Applied)
     found = store.get(key)
     if not isinstance(found, Blob) or found.version != created.value or found.data != _PROBE:

@@ -140,7 +140,7 @@ class S3Store(CloudStore):
             except boto.ClientError as error:
                 status = _status_of(error)
                 if status == 412:
-                    return outcomes.Conflict()
+                    return outcomes.LostRace()
                 if version is not None and _is_no_such_key(error):
                     return outcomes.Vanished()  # failure F4
                 if status in (405, 501):
@@ -161,7 +161,7 @@ class S3Store(CloudStore):
         try:
             return policy(once)
         except _Busy:
-            return outcomes.Conflict()
+            return outcomes.LostRace()
 
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
         # EncodingType is left to boto3: only then does it also decode the keys (failure F24).

@@ -255,7 +255,7 @@ class Overtaken(MemoryStore):
     def put_if(self, key: str, data: bytes, condition: str | None) -> PutOutcome:
         if key == self.overtaken_at:
             self.overtaken_at = ""
-            return outcomes.Conflict()
+            return outcomes.LostRace()
         return super().put_if(key, data, condition)
 
     def open_pause(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> BrokerPause:

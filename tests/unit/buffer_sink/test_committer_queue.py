@@ -166,7 +166,7 @@ def refuse(*_: Any) -> PutOutcome:
     ("answer", "warns"),
     [
         (not_applied_answer_lost, True),
-        (lambda *_: outcomes.Conflict(), True),
+        (lambda *_: outcomes.LostRace(), True),
         (refuse, True),
         (applied_answer_lost, False),
     ],

@@ -48,7 +48,7 @@ class Store(MemoryStore):
             return outcomes.Unknown("no answer")
         if key in self.contested:
             self.contested.remove(key)
-            return outcomes.Conflict()
+            return outcomes.LostRace()
         self.before.pop(key, lambda: None)()
         return super().put_if(key, data, condition)
 

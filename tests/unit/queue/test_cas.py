@@ -119,7 +119,7 @@ def by_another(*numbers: int) -> Callable[[ScriptedStore], None]:
 
 
 def conflict(*_: object) -> PutOutcome:
-    return outcomes.Conflict()
+    return outcomes.LostRace()
 
 
 def test_a_remembered_value_saves_a_read_and_is_never_a_reason_to_refuse() -> None:
@@ -166,7 +166,7 @@ def test_the_caller_sets_the_pause_after_a_conflict_but_not_after_a_lost_answer(
     assert numbers.update(add.decide, proof=add) == outcomes.Applied((5, 2))
     assert numbers.conflicts == 2
     assert [slept for slept in runtime.slept if slept > 0.1] == [0.7, 0.4]
-    assert str(outcomes.Conflict(3, 1.1)) == "other writers were faster 3 times in 1 s"
+    assert str(outcomes.LostRace(3, 1.1)) == "other writers were faster 3 times in 1 s"
     assert len(runtime.slept) == 3
 
 

@@ -175,7 +175,7 @@ def test_f2_a_write_that_lands_after_the_read_and_is_dequeued_is_unknown() -> No
     assert stored(store).next_sequence == 2
 
 
-@pytest.mark.parametrize("later", [not_applied_answer_lost, lambda *_: outcomes.Conflict()])
+@pytest.mark.parametrize("later", [not_applied_answer_lost, lambda *_: outcomes.LostRace()])
 def test_answers_lost_until_the_deadline_leave_the_outcome_unknown(
     later: Callable[..., PutOutcome],
 ) -> None:
@@ -277,7 +277,7 @@ def test_a_store_that_never_answers_fails_the_call_at_the_deadline(call: str) ->
 
 def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
     def conflict(*_: object) -> PutOutcome:
-        return outcomes.Conflict()
+        return outcomes.LostRace()
 
     store = ScriptedStore(*[conflict] * 10_000)
     runtime = ManualRuntime()

@@ -112,7 +112,7 @@ def test_f4_412_is_followed_by_a_read_that_tells_whether_the_object_is_gone(
     there = replace(cloud.found, body=b"b")
     store, server = script(cloud.changed, cloud.gone if is_gone else there)
     outcome = store.put_if("m", b"x", cloud.version)
-    assert outcome == (outcomes.Vanished() if is_gone else outcomes.Conflict())
+    assert outcome == (outcomes.Vanished() if is_gone else outcomes.LostRace())
     assert len(server.asked) == 2
 
 

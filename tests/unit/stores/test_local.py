@@ -152,7 +152,7 @@ def test_bytes_are_synced_before_the_rename_and_the_lock_is_held_only_for_the_re
         assert isinstance(store.put_if("in/m", b"2", first), outcomes.Applied)
     assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync directory"]
     # A writer that has already lost its race uses neither the lock nor the disk.
-    assert isinstance(store.put_if("in/m", b"3", first), outcomes.Conflict)
+    assert isinstance(store.put_if("in/m", b"3", first), outcomes.LostRace)
     assert len(steps) == 6
 
 
@@ -169,7 +169,7 @@ def test_a_writer_that_loses_its_race_during_the_write_leaves_no_file(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", synced)
-    assert isinstance(store.put_if("m", b"3", first), outcomes.Conflict)
+    assert isinstance(store.put_if("m", b"3", first), outcomes.LostRace)
     assert read(store, "m").data == b"2"
     assert leftovers(root) == []
 

@@ -44,7 +44,7 @@ class Breaking(MemoryStore):
             "has weak ETags": False,
         }[self.rule]
         if self.rule == "has weak ETags" and condition is not None and exists:
-            return outcomes.Conflict()
+            return outcomes.LostRace()
         if ignored:
             self.delete_many([key])
             condition = None

@@ -22,7 +22,7 @@ def test_a_store_without_a_plan_neither_fails_nor_takes_time(runtime: ManualRunt
     store = FaultyStore(MemoryStore("x"), runtime)
     outcome = store.put_if("m", b"1", None)
     assert isinstance(outcome, outcomes.Applied)
-    assert store.put_if("m", b"2", None) == outcomes.Conflict()
+    assert store.put_if("m", b"2", None) == outcomes.LostRace()
     store.put("a", b"1")
     assert len(store.list("").objects) == 2
     assert store.delete_many(["m", "a"]) == ()

@@ -292,7 +292,7 @@ def test_an_attempt_that_cannot_be_ended_now_is_ended_by_the_next_run(
 
     def put_if(key: str, data: bytes, condition: Any) -> Any:
         if is_begun and key == RECORD:
-            return outcomes.Conflict()
+            return outcomes.LostRace()
         raise TransientStorageError("the network is down")
 
     driver.wire.put_if = put_if
