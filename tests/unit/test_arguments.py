@@ -449,6 +449,7 @@ def right(world: World, name: str, parameter: str) -> Any:
         "raw": lambda: b"{}",
         "reason": lambda: "reason",
         "record": lambda: b"one",
+        "reader": lambda: "reader",
         "records": lambda: pa.array([b"1"]),
         "request": lambda: world.producer.prepare([b"one"]),
         "runtime": SystemRuntime,

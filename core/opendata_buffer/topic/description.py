@@ -254,6 +254,7 @@ class TopicDescription:
         """Names of the partitions that leave once they are empty."""
         return [each.name for each in self.partitions if each.state is State.DRAINING]
 
+    @checked
     def unread_by(self, reader: str) -> list[str]:
         """Find the partitions that left before a reader had read them to their end.
 
@@ -265,6 +266,7 @@ class TopicDescription:
         """
         return [name for name, readers in self.unread.items() if reader in readers]
 
+    @checked
     def names_for(self, reader: str) -> list[str]:
         """Find the partitions that a reader reads.
 

@@ -593,6 +593,7 @@ class Topic:
         in_parallel(self._runtime, look, stored_readers(log_))
         return sorted(moved_ms, key=lambda name: (moved_ms[name], name))
 
+    @checked
     def forget_read(self, reader: str) -> TopicDescription:
         """Note which of its unread partitions a reader has read by now. May be repeated.
 
@@ -624,6 +625,7 @@ class Topic:
             )
             return known.without_unread(reader, done)
 
+    @checked
     def has_read(self, partition: str, reader: str) -> bool:
         """Check whether a reader has acknowledged everything in a partition.
 
