@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
 
 from opendata_buffer import CorruptData, InvalidInput
 from opendata_buffer.errors import TransientStorageError
+from opendata_buffer.formats.batch import batch_key
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.queue import log_moves
 from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_moves import move_entries
 from opendata_buffer.queue.log_segments import SegmentGone, Segments
 from tests.unit.queue.test_log import Counting, LogFixture, read, small
 
@@ -114,3 +120,136 @@ def test_a_lost_index_is_distinguished_from_a_queue_that_was_never_a_log() -> No
         log.need(marked=True)
     with pytest.raises(CorruptData, match="is gone"):
         fixture.reader("x")
+
+
+# What moves, and how far.
+
+
+class Moved:
+    """A log whose manifest has entries that were not moved yet."""
+
+    def __init__(self, count: int) -> None:
+        self.fixture = LogFixture()
+        self.log = Log(self.fixture.store, self.fixture.config, self.fixture.runtime)
+        self.locations = [self.location() for _ in range(count)]
+
+    def location(self, message: uuid.UUID | None = None) -> str:
+        return batch_key("ingest", self.fixture.runtime.ulid(), message=message)
+
+    def begin(self, sequence: int, producer: bytes = b"\1AAAAA") -> None:
+        """Let a producer's transaction begin with this entry."""
+        self.locations[sequence] = self.location(build_uuid(producer, 2, CONTINUE_TXN))
+
+    def roll_back(self, sequence: int, producer: bytes = b"\1AAAAA") -> None:
+        self.locations[sequence] = self.location(build_uuid(producer, 1, ACK_TXN))
+
+    def manifest(self, first: int = 0) -> Manifest:
+        entries = [NewEntry(location) for location in self.locations[first:]]
+        return Manifest.starting_at(first, 7).append(entries)
+
+    def end(self, first: int = 0) -> int:
+        """Move entries, and return the end of the last segment."""
+        index = move_entries(self.log, self.manifest(first))
+        assert index is not None
+        assert index == self.log.need()
+        return index.end
+
+    def stored(self) -> list[str]:
+        return [info.key for info in self.fixture.store.list("ingest/").objects]
+
+
+@pytest.mark.parametrize(("count", "end"), [(15, 0), (16, 0), (17, 13), (40, 36)])
+def test_the_oldest_entries_of_a_long_manifest_are_moved_and_a_few_are_left(
+    count: int, end: int
+) -> None:
+    assert Moved(count).end() == end
+
+
+def test_entries_that_are_in_segments_do_not_count_as_the_length_of_a_manifest() -> None:
+    queue = Moved(40)
+    assert queue.end() == 36
+    queue.locations += [queue.location() for _ in range(12)]
+    assert queue.end() == queue.end(30) == queue.end(36) == 36, "16 entries are not moved"
+    queue.locations.append(queue.location())
+    assert queue.end() == 49
+
+
+def test_many_entries_are_moved_into_several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Segments, "most_entries", 10)
+    queue = Moved(40)
+    assert queue.end() == 30, "16 entries need not be moved"
+    spans = [(part.first, part.end) for part in queue.log.need().parts()]
+    assert spans == [(0, 10), (10, 20), (20, 30)]
+
+
+def test_a_queue_that_is_not_a_log_has_its_entries_left_in_its_manifest() -> None:
+    queue = Moved(40)
+    queue.fixture.store.delete_many(["ingest/_log.json"])
+    assert move_entries(queue.log, queue.manifest()) is None
+    assert not any(key.startswith("ingest/_log") for key in queue.stored())
+
+
+def test_entries_are_moved_up_to_the_first_transaction_that_is_open() -> None:
+    queue = Moved(60)
+    queue.begin(20)
+    queue.begin(30, b"\1BBBBB")
+    assert queue.end() == 20
+    assert queue.end() == 20, "the transaction is still open"
+    assert queue.end(20) == 20
+    queue.roll_back(40)
+    assert queue.end() == 30
+    queue.roll_back(50, b"\1BBBBB")
+    assert queue.end(10) == 56
+
+
+def test_an_open_transaction_whose_first_entry_was_moved_by_an_earlier_release_is_passed() -> None:
+    queue = Moved(40)
+    assert queue.end() == 36
+    queue.begin(3)
+    queue.locations += [queue.location() for _ in range(20)]
+    assert queue.end() == 56
+
+
+def test_a_manifest_without_messages_is_not_searched_for_transactions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def searched(entries: object, prefix: str) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(log_moves, "undecided", searched)
+    assert Moved(40).end() == 36
+
+
+def test_f42_entries_that_were_removed_before_they_were_moved_are_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = Moved(60)
+    assert queue.end() == 56
+    assert caplog.messages == []
+    queue.locations += [queue.location() for _ in range(40)]
+    assert queue.end(58) == 96
+    assert queue.log.need().lost == ((56, 58),)
+    (said,) = caplog.messages
+    assert said.startswith(
+        "sequences 56 to 57 were removed from manifest 'ingest/manifest' by a consumer that does "
+        "not know logs (the manifest has epoch 7)."
+    )
+
+
+def test_a_log_with_many_segments_gets_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Segments, "most_entries", 4)
+    queue = Moved(60)
+    assert queue.end() == 44
+    index = queue.log.need()
+    assert [len(level) for level in index.levels] == [5, 2]
+    spans = [(part.first, part.end) for part, _ in queue.log.segments.each(index)]
+    assert spans == [(at, at + 4) for at in range(0, 44, 4)]
+
+
+def test_a_move_that_has_nothing_to_move_reads_the_marker_and_the_index_once() -> None:
+    queue = Moved(40)
+    queue.end()
+    requests = queue.fixture.store.requests
+    requests.clear()
+    move_entries(queue.log, queue.manifest())
+    assert requests == {("get", "ingest/_owner.json"): 1, ("get", "ingest/_log.json"): 1}
