@@ -127,8 +127,8 @@ class Action(Enum):
 
     # ---- Manifests
     REPAIR_MANIFEST = Texts(
-        "Stop producers, consumers and collectors. 'opendata-buffer fsck {queue}' shows what is "
-        "there, and 'opendata-buffer fsck {queue} --repair' repairs it."
+        "Stop producers, consumers and collectors. 'opendata-buffer fsck {queue}' lists the "
+        "damage, and 'opendata-buffer fsck {queue} --repair' repairs it."
     )
     RESTORE_OR_REPAIR_MANIFEST = Texts(
         "Restore the object's latest version (bucket versioning), or stop producers, consumers and "
@@ -180,7 +180,8 @@ class Action(Enum):
     )
     RESET_PAST_BATCH = Texts(
         "Restore the object, or stop this reader and continue after it with {resets}: its records "
-        "are then lost."
+        "are then lost.",
+        spark="Restore the object.",
     )
     TOLERATE_MISSING = Texts("A query skips it with the option failOnDataLoss set to false.")
     TOLERATE_UNREADABLE = Texts(
@@ -196,17 +197,20 @@ class Action(Enum):
     ACCEPT_LOSS = Texts(
         "To accept the loss, set allow_data_loss to True.",
         shell="Read from the oldest batch that is there.",
-        spark="To skip what is lost and go on with what is queued now, set the option "
-        "failOnDataLoss to false; to start as a new query, give it a new checkpointLocation.",
+        spark="To skip the lost batches and continue with those that are queued now, set the "
+        "option failOnDataLoss to false. To start as a new query, give it a new "
+        "checkpointLocation.",
     )
-    RESET_READER = Texts("To accept the loss, stop this reader and run {resets}.")
+    RESET_READER = Texts(
+        "To accept the loss, stop this reader and run {resets}.",
+        spark="To skip the lost batches, set the option failOnDataLoss to false.",
+    )
     RESET_READER_TO_EARLIEST = Texts(
         "To accept the loss, set allow_data_loss to True, or run 'opendata-buffer readers reset "
         "{queue} {readers[0]} --to-earliest'.",
         shell="To accept the loss, run 'opendata-buffer readers reset {queue} {readers[0]} "
         "--to-earliest'.",
-        spark="To accept the loss, run 'opendata-buffer readers reset {queue} {readers[0]} "
-        "--to-earliest'.",
+        spark="To skip the lost batches, set the option failOnDataLoss to false.",
     )
     READ_FROM_EARLIEST = Texts(
         "Read with startingOffsets 'earliest', or set failOnDataLoss to false."
@@ -360,8 +364,7 @@ class Action(Enum):
         "Add others first, with 'opendata-buffer topic expand {queue} --partitions {count}'."
     )
     DRAIN_PARTITION = Texts(
-        "Partitions are taken away one by one, with 'opendata-buffer topic drain {queue} "
-        "{partition}'."
+        "Remove partitions one at a time, with 'opendata-buffer topic drain {queue} {partition}'."
     )
     END_TRANSACTION = Texts("'opendata-buffer abort {queue} {producer}' ends it.")
     RESTART_OR_END_TRANSACTION = Texts(
@@ -372,8 +375,8 @@ class Action(Enum):
     )
     LIST_TRANSACTIONS = Texts("See 'opendata-buffer status {queue}'.")
     WAIT_FOR_TRANSACTIONS = Texts(
-        "Go on with read_committed until they are decided ('opendata-buffer status {queue}' shows "
-        "them), or give the query a new checkpointLocation."
+        "Continue with read_committed until they are decided ('opendata-buffer status {queue}' "
+        "shows them), or give the query a new checkpointLocation."
     )
 
     # ---- Logs
@@ -434,9 +437,9 @@ class Action(Enum):
     RESET_FAILING_READERS = Texts("Stop each reader that fails, and run {resets}.")
     RESET_READER_TO_OLDEST = Texts(
         "'opendata-buffer readers reset {queue} {readers[0]} --to-earliest --partition "
-        "{partition}' lets it go on with the oldest batch that is kept."
+        "{partition}' lets it continue with the oldest batch that is kept."
     )
-    RESET_TO_CONTINUE = Texts("continues after {resets}.")
+    RESET_TO_CONTINUE = Texts("To continue after the rebuild, run {resets}.")
     RESET_READERS_PAST = Texts("Restore the objects, or stop the readers and run {resets}.")
 
     # ---- Workers, the collector, and the quarantine
@@ -458,7 +461,7 @@ class Action(Enum):
     CHANGE_GRACE_PERIOD = Texts(
         "'opendata-buffer gc {queue} --grace-period-ms {count}' changes that for all programs."
     )
-    LIST_QUARANTINE = Texts("'opendata-buffer status {queue}' lists what is there.")
+    LIST_QUARANTINE = Texts("'opendata-buffer status {queue}' lists the batches in quarantine.")
     LIST_SKIPPED = Texts(
         "'opendata-buffer status {queue}' lists the batches that were skipped or trimmed."
     )

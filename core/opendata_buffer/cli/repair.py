@@ -173,8 +173,8 @@ def _after_rebuild(queue: Target) -> str:
         hint = Hint(Action.RESET_TO_CONTINUE, queue.name, first, readers=(reader.name,))
         before = ""
         if reader.next_sequence < begin:
-            before = f" reads up to sequence {begin - 1} first, and then"
-        lines.append(f"reader {reader.name!r}{before} {hint}")
+            before = f"It reads up to sequence {begin - 1} first. "
+        lines.append(f"reader {reader.name!r}: {before}{hint}")
     return "\n".join(lines) or f"a new reader has to begin at sequence {first} or later"
 
 

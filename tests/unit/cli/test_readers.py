@@ -1163,7 +1163,7 @@ def test_a_rebuilt_manifest_repeats_nothing_that_segments_have(
     store.delete_many(["ingest/manifest"])
     assert run("status", url).exit_code == 1
     shown = ok("fsck", url, "--repair", "--yes").stdout
-    assert f"reader 'x' reads up to sequence {end - 1} first" in shown
+    assert f"reader 'x': It reads up to sequence {end - 1} first" in shown
     rebuilt = manifest_of(store)
     assert rebuilt.first_sequence > 1_000_000
     assert sorted(rebuilt.locations()) == sorted(each.location for each in waits)
