@@ -1,6 +1,6 @@
 """Every public signature refuses arguments of the wrong type.
 
-The matrix is made of the signatures: each parameter of each public function is called with values
+The cases come from the signatures: each parameter of each public function is called with values
 that its annotation does not accept. A new public function without an example fails here.
 """
 
@@ -59,15 +59,15 @@ MADE_BY_THE_LIBRARY = {
     "TopicHandle",
     "WriteHandle",
 }
-"""Values that the library returns. A program reads them and does not make them, and a manifest has
-a hundred thousand, so their constructors check nothing. Their methods do."""
+"""Values that the library returns. Programs read them and do not create them, and a manifest has
+a hundred thousand of them, so their constructors check nothing. Their methods do."""
 
 BY_SPARK = {"DefaultSource.simpleStreamReader"}
-"""Methods that only Spark's own base class has."""
+"""Methods that only the base class of Spark has."""
 
 
 class AnyClass:
-    """A class, and no value of one."""
+    """Stands for a class, and not for an instance."""
 
 
 WRONG: dict[str, Any] = {
@@ -85,7 +85,7 @@ WRONG: dict[str, Any] = {
 
 
 class Signature(NamedTuple):
-    """One public function, and the hints of its parameters."""
+    """One public function, and the annotations of its parameters."""
 
     name: str
     hints: dict[str, Any]
@@ -93,7 +93,7 @@ class Signature(NamedTuple):
 
 @cache
 def every_name() -> dict[str, Any]:
-    """All classes of the library by name: annotations use some that are imported for types only."""
+    """Return all classes by name, because some annotations name classes imported only for types."""
     found: dict[str, Any] = {"pa": pa, "ProduceOptions": ProduceOptions}
     for package in ("opendata_buffer", "buffer_source", "buffer_sink"):
         root = importlib.import_module(package)
@@ -149,7 +149,7 @@ def signatures() -> list[Signature]:
 
 
 def accepts(hint: Any, value: Any) -> bool:
-    """Whether an annotation accepts a value, elements included."""
+    """Return whether an annotation accepts a value, including its elements."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
         return any(accepts(each, value) for each in arguments)
@@ -182,9 +182,9 @@ def is_protocol(hint: Any) -> bool:
 ALSO_ACCEPTED = {
     ("ConsumerConfig.gc", "bool"),  # off, or the default settings
     ("WorkerConfig.gc", "bool"),
-    ("ProducerConfig.compression", "str"),  # the name of one
-    ("random.keys", "list"),  # are counted only
-    ("split.entries", "list"),  # are not looked at; the producer of each part refuses them
+    ("ProducerConfig.compression", "str"),  # the name of a compression
+    ("random.keys", "list"),  # keys are only counted
+    ("split.entries", "list"),  # entries are checked by the producer of each part
 }
 
 ALSO_CALLED = {
@@ -196,8 +196,8 @@ ALSO_CALLED = {
 
 
 @dataclass
-class World:
-    """Objects to call methods of, made when they are first used, and closed at the end."""
+class Examples:
+    """One example of each public class, created at first use and closed at the end."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
     topic_store: MemoryStore = field(default_factory=MemoryStore)
@@ -340,43 +340,43 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    made = World()
+def examples() -> Iterator[Examples]:
+    made = Examples()
     yield made
     made.close()
 
 
-def owner_of(world: World, name: str) -> Any:
+def owner_of(examples: Examples, name: str) -> Any:
     """Return the function itself, bound to an example of its class where it is a method."""
     owner, _, method = name.partition(".")
     instances: dict[str, Callable[[], Any]] = {
         "AckIntents": lambda: None,
-        "ArrowBatch": lambda: world.batch.as_arrow(),
-        "ClaimedBatch": lambda: world.claimed,
-        "Consumer": lambda: world.consumer,
-        "ConsumerConfig": lambda: world.config,
-        "ContiguousRun": lambda: opendata_buffer.ContiguousRun([world.descriptor]),
-        "DefaultSource": lambda: world.source,
-        "FaultyStore": lambda: world.faulty,
-        "FetchHandle": lambda: world.fetch_handle,
+        "ArrowBatch": lambda: examples.batch.as_arrow(),
+        "ClaimedBatch": lambda: examples.claimed,
+        "Consumer": lambda: examples.consumer,
+        "ConsumerConfig": lambda: examples.config,
+        "ContiguousRun": lambda: opendata_buffer.ContiguousRun([examples.descriptor]),
+        "DefaultSource": lambda: examples.source,
+        "FaultyStore": lambda: examples.faulty,
+        "FetchHandle": lambda: examples.fetch_handle,
         "Framing": lambda: importlib.import_module("opendata_buffer.framing").FRAMINGS["ndjson"],
-        "GarbageCollector": lambda: world.collector,
+        "GarbageCollector": lambda: examples.collector,
         "ManualRuntime": ManualRuntime,
-        "Producer": lambda: world.producer,
-        "ProducerConfig": lambda: world.config,
-        "Publisher": lambda: world.publisher,
-        "QueueConfig": lambda: world.config,
-        "Splitter": lambda: world.splitter,
+        "Producer": lambda: examples.producer,
+        "ProducerConfig": lambda: examples.config,
+        "Publisher": lambda: examples.publisher,
+        "QueueConfig": lambda: examples.config,
+        "Splitter": lambda: examples.splitter,
         "StoreOptions": opendata_buffer.StoreOptions,
-        "Topic": lambda: world.topic,
-        "TopicConsumer": lambda: world.topic_consumer,
-        "TopicDescription": lambda: world.description,
-        "TopicHandle": lambda: world.topic_producer.produce([b"one"]),
-        "TopicProducer": lambda: world.topic_producer,
-        "TransactionFilter": lambda: world.filter,
-        "Worker": lambda: world.worker,
-        "WorkerConfig": lambda: world.config,
-        "WriteHandle": lambda: world.handle,
+        "Topic": lambda: examples.topic,
+        "TopicConsumer": lambda: examples.topic_consumer,
+        "TopicDescription": lambda: examples.description,
+        "TopicHandle": lambda: examples.topic_producer.produce([b"one"]),
+        "TopicProducer": lambda: examples.topic_producer,
+        "TransactionFilter": lambda: examples.filter,
+        "Worker": lambda: examples.worker,
+        "WorkerConfig": lambda: examples.config,
+        "WriteHandle": lambda: examples.handle,
     }
     for module, names in PUBLIC.items():
         if owner in names:
@@ -392,8 +392,8 @@ def owner_of(world: World, name: str) -> Any:
     raise AssertionError(name)
 
 
-def right(world: World, name: str, parameter: str) -> Any:
-    """A value that is accepted, for the parameters without a default."""
+def right(examples: Examples, name: str, parameter: str) -> Any:
+    """Return an accepted value for a parameter without a default."""
     from opendata_buffer import ConsumerConfig, ProducerConfig, WorkerConfig
 
     owner = name.partition(".")[0]
@@ -405,8 +405,8 @@ def right(world: World, name: str, parameter: str) -> Any:
         "accept": lambda: lambda *_: None,
         "app": lambda: "app",
         "array_bytes": lambda: 1000,
-        "batch": lambda: world.topic_batch if owner in ("TopicConsumer",) else world.batch,
-        "batches": lambda: [world.batch],
+        "batch": lambda: examples.topic_batch if owner in ("TopicConsumer",) else examples.batch,
+        "batches": lambda: [examples.batch],
         "begin": lambda: 0,
         "byte_range": lambda: None,
         "callback": lambda: print,
@@ -416,18 +416,18 @@ def right(world: World, name: str, parameter: str) -> Any:
         "data": lambda: b"data",
         "data_path_prefix": lambda: "ingest",
         "delay": lambda: 0.0,
-        "descriptor": lambda: world.descriptor,
-        "descriptors": lambda: [world.descriptor],
+        "descriptor": lambda: examples.descriptor,
+        "descriptors": lambda: [examples.descriptor],
         "end": lambda: 1,
         "entries": lambda: [b"one"],
         "fetch": lambda: print,
         "given": lambda: "memory://q",
         "inner": MemoryStore,
-        "intents": lambda: world.publisher.build_ack_intents(),
+        "intents": lambda: examples.publisher.build_ack_intents(),
         "join": lambda: print,
         "key": lambda: "key",
         "keys": lambda: [b"one"],
-        "location": lambda: world.descriptor.location,
+        "location": lambda: examples.descriptor.location,
         "max": lambda: 1,
         "max_bytes": lambda: 1000,
         "name": lambda: "name",
@@ -435,14 +435,16 @@ def right(world: World, name: str, parameter: str) -> Any:
         "near": lambda: "near",
         "now_ms": lambda: 0,
         "overwrite": lambda: False,
-        "partition": lambda: world.topic.description.names[0],
+        "partition": lambda: examples.topic.description.names[0],
         "partitioner": lambda: importlib.import_module("opendata_buffer.topic.partitioner").modulo,
         "partitions": lambda: (
             ["p-00000-04pn"]
             if name in ("modulo", "random", "rendezvous", "split", "Topic.forget_left")
             else 2
         ),
-        "pooled": lambda: world.fetch_handle.fetch_pooled(world.consumer._entries.queued(0, 1)[0]),
+        "pooled": lambda: examples.fetch_handle.fetch_pooled(
+            examples.consumer._entries.queued(0, 1)[0]
+        ),
         "prefix": lambda: "ingest/",
         "producer": lambda: b"123456",
         "queue_id": lambda: "id",
@@ -451,24 +453,24 @@ def right(world: World, name: str, parameter: str) -> Any:
         "record": lambda: b"one",
         "reader": lambda: "reader",
         "records": lambda: pa.array([b"1"]),
-        "request": lambda: world.producer.prepare([b"one"]),
+        "request": lambda: examples.producer.prepare([b"one"]),
         "runtime": SystemRuntime,
         "schema": lambda: None,
         "scheme": lambda: "gs",
         "seconds": lambda: 1.0,
         "sequence": lambda: 0,
-        "settings": lambda: {} if name.endswith(".of") else world.config,
+        "settings": lambda: {} if name.endswith(".of") else examples.config,
         "spark": lambda: SimpleNamespace(dataSource=None),
         "splitter": lambda: print,
         "state": dict,
-        "store": lambda: "memory://q" if owner.endswith(("Config", "writer")) else world.store,
+        "store": lambda: "memory://q" if owner.endswith(("Config", "writer")) else examples.store,
         "stream": lambda: io.BytesIO(),
         "target": lambda: print,
         "text": lambda: "0",
         "through": lambda: 0,
         "timeout_ms": lambda: 1000,
         "timestamp_ms": lambda: 0,
-        "topic": lambda: world.topic,
+        "topic": lambda: examples.topic,
         "topic_id": lambda: "id",
         "txn_app_id": lambda: "app",
         "unit": lambda: "lines",
@@ -486,9 +488,9 @@ def right(world: World, name: str, parameter: str) -> Any:
 SIGNATURES = {each.name: each for each in signatures()}
 
 
-def call(world: World, name: str, arguments: dict[str, Any]) -> Any:
-    """Call it as its caller would, and run the coroutine that it may return."""
-    function = owner_of(world, name)
+def call(examples: Examples, name: str, arguments: dict[str, Any]) -> Any:
+    """Call a function like a program, and run the coroutine that it may return."""
+    function = owner_of(examples, name)
     signed = function.__init__ if inspect.isclass(function) else function
     required = [
         each.name
@@ -497,9 +499,9 @@ def call(world: World, name: str, arguments: dict[str, Any]) -> Any:
         and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
         and each.name not in ("self", *arguments)
     ]
-    given = {each: right(world, name, each) for each in required} | arguments
+    given = {each: right(examples, name, each) for each in required} | arguments
     if name == "Splitter":
-        function = type(world.splitter)
+        function = type(examples.splitter)
     result = function(**given)
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
@@ -509,7 +511,9 @@ def call(world: World, name: str, arguments: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_a_public_function_refuses_arguments_of_the_wrong_type(name: str, world: World) -> None:
+def test_a_public_function_refuses_arguments_of_the_wrong_type(
+    name: str, examples: Examples
+) -> None:
     tried = 0
     for parameter, hint in SIGNATURES[name].hints.items():
         for kind, value in WRONG.items():
@@ -518,7 +522,7 @@ def test_a_public_function_refuses_arguments_of_the_wrong_type(name: str, world:
             tried += 1
             where = f"{name}({parameter}={value!r})"
             try:
-                result = call(world, name, {parameter: value})
+                result = call(examples, name, {parameter: value})
             except OpenDataBufferError as error:
                 text = str(error)
             except Exception as error:
@@ -551,37 +555,37 @@ def test_f48_metadata_that_is_not_bytes_is_refused_and_nothing_is_stored() -> No
     assert {(each.value, each.metadata) for each in batch.records()} == {(b"y", b"till")}
 
 
-def test_a_bool_turns_the_collector_on_or_off() -> None:
+def test_a_bool_enables_or_disables_the_collector() -> None:
     off = opendata_buffer.ConsumerConfig(store="memory://q", gc=False)  # type: ignore[arg-type]
     on = opendata_buffer.ConsumerConfig(store="memory://q", gc=True)  # type: ignore[arg-type]
     assert off.gc == opendata_buffer.GarbageCollectorConfig(enabled=False)
     assert on.gc == opendata_buffer.GarbageCollectorConfig()
 
 
-def test_a_partition_is_named_by_its_number(world: World) -> None:
-    names = world.topic.description.names
-    producer = world.topic_producer
+def test_a_partition_may_be_named_by_its_number(examples: Examples) -> None:
+    names = examples.topic.description.names
+    producer = examples.topic_producer
     assert [*producer.produce([b"one"], partition=1).result(30)] == [names[1]]
     assert producer.send(b"two", partition=1).result(30).location.startswith(f"{names[1]}/")
     with opendata_buffer.TopicConsumer(
-        "memory://t", store=world.topic.store, partitions=[1], gc=False
+        "memory://t", store=examples.topic.store, partitions=[1], gc=False
     ) as consumer:
         assert consumer.partitions == [names[1]]
         batch = consumer.next_batch(30)
         assert batch is not None
         assert batch.partition == names[1]
         consumer.skip(1, batch.sequence)
-    assert world.topic.description.drained(0).draining == [names[0]]
+    assert examples.topic.description.drained(0).draining == [names[0]]
     for wrong in (-1, 7, 10**30):
         with pytest.raises(InvalidInput, match="partition is"):
             producer.produce([b"one"], partition=wrong)
 
 
-def test_python_reports_a_wrong_number_or_an_unknown_name_of_arguments(world: World) -> None:
+def test_a_wrong_number_or_an_unknown_name_of_arguments_is_a_type_error(examples: Examples) -> None:
     with pytest.raises(TypeError, match=r"next_batch\(\) takes from 1 to 2 positional arguments"):
-        world.consumer.next_batch(1, 2)
+        examples.consumer.next_batch(1, 2)
     with pytest.raises(TypeError, match=r"ack\(\) got an unexpected keyword argument 'sequnce'"):
-        world.consumer.ack(sequnce=3)
+        examples.consumer.ack(sequnce=3)
 
 
 @checked
@@ -592,10 +596,10 @@ def example(
 
 
 class NotLoaded:
-    """Defined after the function that names it, as a class that is imported for types only."""
+    """Defined after the function whose annotation names it, as with imports for types only."""
 
 
-def test_elements_are_checked_and_iterators_are_left_as_they_are() -> None:
+def test_elements_are_checked_but_iterators_are_not_consumed() -> None:
     assert example(iter([1, 2])) == [1, 2]
     assert example((1, 2), (3, "x"), NotLoaded()) == [1, 2]
     for arguments, message in (
@@ -608,7 +612,7 @@ def test_elements_are_checked_and_iterators_are_left_as_they_are() -> None:
             example(*arguments)
 
 
-def test_no_credential_and_no_record_is_in_a_message() -> None:
+def test_messages_contain_no_credential_and_no_record() -> None:
     secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
     for call_with in (
         partial(opendata_buffer.StoreOptions, secret_access_key=b"secret"),

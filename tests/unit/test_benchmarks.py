@@ -1,6 +1,6 @@
-"""Every suite of the benchmarks runs, at a size that says nothing about speed.
+"""Every suite of the benchmarks runs at a tiny size, without measuring speed.
 
-Otherwise nobody would notice that a suite uses a function which the library no longer has.
+Otherwise a suite could use a function that the library no longer has.
 ``tests/spark/test_benchmarks.py`` runs the suites that need Spark.
 """
 
@@ -105,7 +105,7 @@ def test_a_suite_that_raises_an_error_fails_the_run() -> None:
     assert "has no attribute 'missing'" in done.stdout
 
 
-def test_modules_of_the_benchmarks_do_not_import_each_other_in_a_circle() -> None:
+def test_modules_of_the_benchmarks_have_no_import_cycle() -> None:
     graph = {
         name: imports_of(path.read_text(encoding="utf-8"), MODULES) - {name}
         for name, path in MODULES.items()

@@ -22,7 +22,7 @@ from opendata_buffer.formats.batch import Compression
 from opendata_buffer.stores.open import open_store
 
 
-def test_the_manifest_follows_the_prefix_unless_given() -> None:
+def test_the_manifest_is_below_the_data_prefix_by_default() -> None:
     assert QueueConfig(store="/d", data_path_prefix="a/b").manifest_path == "a/b/manifest"
     config = QueueConfig(store="/d", data_path_prefix="a", manifest_path="queues/a")
     assert config.manifest_path == "queues/a"
@@ -56,7 +56,7 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (StoreOptions, {"timeout_ms": 0}, ["timeout_ms"]),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(
+def test_the_error_about_an_invalid_setting_names_it(
     cls: type[Any], settings: dict[str, Any], words: list[str]
 ) -> None:
     store = {"store": "/d"} if issubclass(cls, QueueConfig) else {}
@@ -67,7 +67,7 @@ def test_a_wrong_setting_is_refused_by_name(
 
 
 @pytest.mark.parametrize("made", [Producer, Consumer, TopicProducer, TopicConsumer, Worker])
-def test_what_is_neither_a_url_nor_a_configuration_is_refused_in_a_sentence(made: Any) -> None:
+def test_a_value_that_is_neither_a_url_nor_a_configuration_is_refused(made: Any) -> None:
     with pytest.raises(
         InvalidInput, match=r"config is 7 \(int\): use \w+Config, .* a URL or path such as"
     ):
@@ -76,7 +76,7 @@ def test_what_is_neither_a_url_nor_a_configuration_is_refused_in_a_sentence(made
         made("memory://x", flush_intervall_ms=3)
 
 
-def test_settings_are_keywords_of_what_is_opened(tmp_path: Path) -> None:
+def test_settings_are_keyword_arguments_of_producers_and_consumers(tmp_path: Path) -> None:
     with Producer(tmp_path, compression="zstd", flush_interval_ms=1) as producer:
         producer.produce([b"one"]).result(60)
         assert producer._config.compression is Compression.ZSTD
@@ -86,7 +86,7 @@ def test_settings_are_keywords_of_what_is_opened(tmp_path: Path) -> None:
 
 
 def test_a_producer_and_a_consumer_have_few_settings() -> None:
-    """At most ten and eight, those of ``QueueConfig`` among them."""
+    """They have at most ten and eight settings, including those of ``QueueConfig``."""
     shared = ["store", "data_path_prefix", "manifest_path", "store_options"]
     consumer = [*shared, "gc", "ack_interval", "create_if_missing", "reader"]
     assert [each.name for each in fields(ProducerConfig)] == [
@@ -103,7 +103,7 @@ def test_a_producer_and_a_consumer_have_few_settings() -> None:
     ]
 
 
-def test_a_timeout_makes_no_other_client() -> None:
+def test_a_timeout_does_not_create_another_client() -> None:
     config = ConsumerConfig(store="memory://timeouts", ack_interval=7)
     assert config.timeout_ms == 60_000
     short = config.with_timeout(500)
@@ -112,7 +112,7 @@ def test_a_timeout_makes_no_other_client() -> None:
     assert one is other
 
 
-def test_configs_pickle() -> None:
+def test_configurations_can_be_pickled() -> None:
     config = ConsumerConfig(store="s3://b", store_options=StoreOptions(region="eu-west-1"))
     assert pickle.loads(pickle.dumps(config)) == config
 
@@ -140,7 +140,7 @@ KEYS = {"access_key_id": "AKIAIOSFODNN7", "secret_access_key": "wJalrXUtnFEMI"}
         ),
     ],
 )
-def test_credentials_that_contradict_each_other_are_refused_by_name_and_not_shown(
+def test_the_error_about_contradictory_credentials_names_them_without_their_values(
     settings: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -159,7 +159,7 @@ def test_a_role_can_be_assumed_with_any_credentials() -> None:
 @pytest.mark.parametrize(
     "settings", [{"region": "r"}, {"profile": "p"}, {"role_arn": ROLE}, KEYS], ids=str
 )
-def test_what_only_s3_has_is_refused_for_other_clouds(settings: dict[str, Any]) -> None:
+def test_options_of_s3_are_refused_for_other_clouds(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"is for s3:// only") as caught:
         StoreOptions(**settings).check_s3_only("gs")
     assert KEYS["access_key_id"] not in str(caught.value)
@@ -167,7 +167,7 @@ def test_what_only_s3_has_is_refused_for_other_clouds(settings: dict[str, Any]) 
     StoreOptions(anonymous=True).check_s3_only("az")
 
 
-def test_keys_are_in_no_text_of_a_configuration() -> None:
+def test_no_text_of_a_configuration_contains_keys() -> None:
     options = StoreOptions(**KEYS, session_token="FwoGZXIvYXdz", role_arn=ROLE)
     config = ConsumerConfig(store="s3://b", store_options=options)
     for text in (repr(options), str(config), f"{config!r}", f"{ProducerConfig(store='s3://b')}"):
@@ -175,4 +175,4 @@ def test_keys_are_in_no_text_of_a_configuration() -> None:
         assert "wJalrXUtnFEMI" not in text
         assert "FwoGZXIvYXdz" not in text
     assert ROLE in repr(options)
-    assert options != StoreOptions(role_arn=ROLE), "hidden, and not forgotten"
+    assert options != StoreOptions(role_arn=ROLE), "the key is hidden but kept"

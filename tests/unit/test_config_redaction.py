@@ -1,4 +1,4 @@
-"""No secret of a URL and no credential is shown, wherever it came from."""
+"""Secrets in URLs and credentials are never shown, wherever they come from."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_user_information_and_queries_are_hidden(text: str, shown: str) -> None:
         "",
     ],
 )
-def test_the_rest_stays_as_it_is(text: str) -> None:
+def test_text_without_secrets_is_unchanged(text: str) -> None:
     assert redacted(text) == text
     check_no_secrets("store", text)
 
@@ -114,14 +114,14 @@ BAD = {
     "a euro sign": (lambda secret: f"{secret[:9]}€{secret[9:]}", "not visible ASCII"),
 }
 IN_ENVIRONMENT = {name: flaw for name, flaw in BAD.items() if name != "a NUL inside"}
-"""Without what no environment variable can have."""
+"""Return the credentials that an environment variable can contain."""
 SECRETS = (SECRET, TOKEN, KEY_ID, AZURE_KEY)
 
 flaws = pytest.mark.parametrize(("spoil", "fix"), BAD.values(), ids=BAD)
 
 
 def check_hidden(text: str, *secrets: str) -> None:
-    """Assert that a text has no eight characters in a row of a credential, in any spelling."""
+    """Assert that a text has no eight consecutive characters of a credential, in any encoding."""
     for secret in secrets or SECRETS:
         for spelled in (secret, quote(secret, safe=""), repr(secret)[1:-1]):
             for start in range(len(spelled) - 7):
@@ -129,7 +129,7 @@ def check_hidden(text: str, *secrets: str) -> None:
 
 
 def shown_by(error: BaseException) -> str:
-    """All that a person or a log may see of an error: text, attributes, chain and traceback."""
+    """Return everything that an error may show: text, attributes, chain, and traceback."""
     found = []
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -145,7 +145,7 @@ def shown_by(error: BaseException) -> str:
 def logs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    """Everything that any logger writes, at the level DEBUG."""
+    """Record everything that any logger writes at the level DEBUG."""
     monkeypatch.setattr(config, "_met", {})
     monkeypatch.setattr(clients, "_made", {})
     monkeypatch.delenv("AZURE_STORAGE_KEY", raising=False)
@@ -156,7 +156,7 @@ def logs(
 
 
 def calls(store: Any) -> Iterator[Callable[[], Any]]:
-    """Every kind of request of a store."""
+    """Return every kind of request of a store."""
     yield lambda: store.get("key")
     yield lambda: store.put("key", b"x")
     yield lambda: store.put_if("key", b"x", None)
@@ -164,7 +164,7 @@ def calls(store: Any) -> Iterator[Callable[[], Any]]:
 
 
 def check_refused(store: Any, logs: pytest.LogCaptureFixture, words: str) -> None:
-    """Assert that each request of a store fails for good, is not repeated, and shows nothing."""
+    """Assert that each request fails permanently, is not repeated, and shows no secret."""
     for call in calls(store):
         with pytest.raises((PermanentStorageError, InvalidInput)) as caught:
             call()
@@ -186,7 +186,7 @@ def failures_of(store: Any) -> list[str]:
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    """A store's endpoint, which must not be asked anything."""
+    """Run an endpoint that must not get any request."""
     scripted = ScriptedServer(Reply(500))
     with scripted.running():
         yield scripted
@@ -352,7 +352,7 @@ def test_f49_s3_refuses_renewed_keys_that_no_header_carries(
 
 
 def keys_of_a_role(session_token: str) -> Reply:
-    """Return what STS answers to AssumeRole."""
+    """Return the answer of STS to AssumeRole."""
     granted = (
         "<AssumeRoleResponse><AssumeRoleResult><Credentials>"
         f"<AccessKeyId>{KEY_ID}</AccessKeyId><SecretAccessKey>{SECRET}</SecretAccessKey>"
@@ -425,7 +425,7 @@ def test_azure_refuses_a_token_that_no_header_carries(
 
 
 class GoogleTokens(google.auth.credentials.Credentials):
-    """Credentials whose tokens have a newline, from the first or from a renewal."""
+    """Credentials whose first or renewed token has a newline."""
 
     def refresh(self, request: Any) -> None:
         self.token = f"{TOKEN}\n"
@@ -476,11 +476,11 @@ def test_gcs_shows_nothing_of_a_file_that_it_cannot_read(
     check_refused(GcsStore("b", runtime=ManualRuntime()), logs, "no credentials for")
 
 
-# ---- the second line of defence: what a client library says of a header
+# ---- the second line of defense: errors of client libraries about a header
 
 
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch the checks off, as if they did not know of an origin."""
+    """Disable the checks, as if they did not know a source of credentials."""
     for module in (s3, gcs, azure):
         monkeypatch.setattr(module, "check_resolved", lambda *_: None)
     monkeypatch.setattr(clients, "_remember_secrets", lambda *_: None)
@@ -530,7 +530,7 @@ def test_f49_no_header_that_could_not_be_sent_is_shown_by_google_or_azure(
 
 
 @pytest.mark.parametrize("status", [400, 503])
-def test_a_service_that_complains_of_a_header_is_not_taken_for_a_bad_credential(
+def test_an_error_of_the_service_about_a_header_is_not_reported_as_a_bad_credential(
     status: int, server: ScriptedServer
 ) -> None:
     body = "<Error><Code>Bad</Code><Message>Invalid header value of Range</Message></Error>"
@@ -541,7 +541,7 @@ def test_a_service_that_complains_of_a_header_is_not_taken_for_a_bad_credential(
     assert "newline" not in str(caught.value)
 
 
-# ---- sound credentials, at every level
+# ---- valid credentials, at every level
 
 
 WORKS = Reply(200, b"x", {"etag": '"1"'})
@@ -584,7 +584,7 @@ def test_no_log_line_or_error_of_s3_shows_a_sound_credential(
 
 
 def check_quiet(store: Any, logs: pytest.LogCaptureFixture) -> None:
-    """Assert that nothing of a store that signs its requests shows a credential."""
+    """Assert that a store that signs its requests shows no credential."""
     for call in calls(store):
         try:
             check_hidden(repr(call()))

@@ -1,4 +1,4 @@
-"""What README and documentation say is so: examples run, options, errors and links exist."""
+"""The README and the documentation are true: examples run, and options and links exist."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def text_of(path: str) -> str:
 
 
 def section(page: str, title: str) -> str:
-    """The text below a heading, up to the next one."""
+    """Return the text below a heading, up to the next one."""
     return re.split(r"^#+ ", text_of(page).split(f"# {title}\n")[1], flags=re.MULTILINE)[0]
 
 
@@ -85,13 +85,13 @@ def test_the_options_of_source_and_sink_are_those_of_the_code() -> None:
     assert storage | sink | {"valueFormat"} == set(SINK_OPTIONS)
     anchors = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)`', text_of(OPTIONS), flags=re.MULTILINE)
     assert {name for name, option in anchors if name == option} == {*SOURCE_OPTIONS, *SINK_OPTIONS}
-    assert len(anchors) <= 36, "each stands once"
+    assert len(anchors) <= 36, "each option is listed once"
     refused = first_column(section(OPTIONS, "Names that are refused"))
     assert refused - {"kafka.bootstrap.servers", "kafka."} == set(INSTEAD)
 
 
 def stated_defaults(title: str) -> dict[str, str]:
-    """Of each option of a table its default, and no prose."""
+    """Return the default of each option in a table, without prose."""
     stated = {}
     for name, value in re.findall(r"</a>`(\w+)` \| (.*?) \|", section(OPTIONS, title)):
         if re.fullmatch(r"`\S+`|\d+", value):
@@ -128,7 +128,7 @@ def test_defaults_are_those_of_the_code(tmp_path: Path, monkeypatch: pytest.Monk
         assert stated == {name: used[name] for name in stated}
 
 
-def test_every_error_is_explained_and_no_other() -> None:
+def test_exactly_the_existing_errors_are_explained() -> None:
     named = set(re.findall(r"`([A-Z][a-z]+[A-Za-z]+)`", text_of("docs/reference/errors.md")))
     groups = {"OpenDataBufferError", "StorageError", "CorruptData", "PoisonBatch"}
     assert named & set(errors.__all__) >= set(errors.__all__) - groups
@@ -217,7 +217,9 @@ def test_every_setting_is_listed_with_its_default(title: str, made: Any, base: A
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/how-to/read-with-spark.md"])
-def test_directly_below_the_first_example_in_spark_stands_that_reading_removes(page: str) -> None:
+def test_the_first_example_in_spark_is_followed_by_a_warning_that_reading_removes_records(
+    page: str,
+) -> None:
     below = text_of(page).split(".load(")[1].split("```")[1].lstrip()
     bold = below.split("**")[1]
     assert bold.startswith("Reading a queue removes its records")
@@ -242,12 +244,12 @@ THREATS = ROOT / "docs" / "explanation" / "threat-model.md"
 
 
 def slug_of(heading: str) -> str:
-    """A heading's anchor, as GitHub and the site make it."""
+    """Return the anchor of a heading, as GitHub and the site create it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_existing_targets(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"https?:", link):
@@ -304,12 +306,12 @@ def run_here(code: str, tmp_path: Path, **names: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a page waits for the next batch, end when there is none."""
+    """End the loops of a page that wait for the next batch when the queue is empty."""
     monkeypatch.setattr(BatchLoop, "__iter__", lambda consumer: iter(consumer.next_batch, None))
 
 
 def steps(page: str) -> Iterator[tuple[str, str]]:
-    """Each block of a page that runs, in order, and the output that is shown below it."""
+    """Yield the runnable blocks of a page in order, with the output that is shown below each."""
     found = re.findall(r"^```(python|sh|text)\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
     for (language, block), (below, output) in pairwise([*found, ("", "")]):
         if language == "sh" and "/tmp/" in block:
@@ -317,13 +319,13 @@ def steps(page: str) -> Iterator[tuple[str, str]]:
 
 
 def as_shown(output: str) -> str:
-    """Without times, sizes and the widths of columns, which differ from run to run."""
+    """Remove times, sizes, and column widths, which differ from run to run."""
     return re.sub(r"[ \d:]+", " ", re.sub(r" +$", "", output, flags=re.M)).strip()
 
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """With a name that is as short as those on the pages: lines break at the terminal's width."""
+    """Return a path as short as those on the pages, because lines wrap at the terminal's width."""
     with TemporaryDirectory(prefix="q", dir="/tmp") as made:
         yield Path(made) / "q"
 
@@ -367,7 +369,7 @@ def test_the_tutorial_s_first_half_runs(tmp_path: Path, capsys: pytest.CaptureFi
     run_here(produce, tmp_path)
     assert capsys.readouterr().out.startswith("Durable(sequence=0, location='ingest/")
     run_here(consume, tmp_path)
-    run_here(consume, tmp_path)  # again: nothing comes
+    run_here(consume, tmp_path)  # the second run delivers nothing
     assert capsys.readouterr().out == """0 [b'{"id": 1}', b'{"id": 2}']\n"""
 
 
@@ -482,7 +484,7 @@ def shell_lines() -> Iterator[tuple[Path, str]]:
     ("page", "line"), [pytest.param(page, line, id=line) for page, line in shell_lines()]
 )
 def test_commands_have_these_names_and_options(page: Path, line: str) -> None:
-    # What follows " -- " is another command's.
+    # The words after " -- " belong to another command.
     words = line.split("opendata-buffer", 1)[1].split(" -- ")[0].split()
     options = [word for word in words if word.startswith("--")]
     command: Any = cli

@@ -54,7 +54,7 @@ def test_every_error_has_an_example_here() -> None:
     assert issubclass(errors.InvalidInput, ValueError)
 
 
-def test_four_groups_are_told_apart() -> None:
+def test_the_four_groups_of_errors_are_distinguished() -> None:
     groups = (errors.InvalidInput, errors.RetryLater, errors.OwnershipLost, errors.DataError)
     for error in EXAMPLES:
         assert sum(isinstance(error, group) for group in groups) <= 1

@@ -26,7 +26,7 @@ LISTED = [
 DOCUMENTED = {name: module for module, name in LISTED}
 DOCUMENTED |= dict.fromkeys(errors.__all__, "opendata_buffer.errors")
 PARTITIONERS = {"modulo", "rendezvous", "random"}
-"""Imported from their module."""
+"""Names that are imported from their modules."""
 
 
 def test_all_is_exactly_what_is_documented() -> None:
@@ -47,7 +47,7 @@ def test_a_public_name_is_the_object_of_its_module_and_has_a_docstring(name: str
 @pytest.mark.parametrize(
     "name", ["Consumer", "Producer", "Publisher", "TopicConsumer", "TopicProducer"]
 )
-def test_a_class_with_a_broker_differs_from_the_one_below_in_its_default_only(name: str) -> None:
+def test_a_public_class_differs_from_its_base_only_in_its_use_of_a_broker(name: str) -> None:
     value = getattr(opendata_buffer, name)
     (below,) = value.__bases__
     assert (value.__name__, value.__doc__) == (name, below.__doc__)
@@ -71,7 +71,7 @@ def test_dir_lists_what_is_not_loaded_yet() -> None:
     "statement",
     ["import opendata_buffer", "import opendata_buffer.cli", "from opendata_buffer import Fenced"],
 )
-def test_importing_is_light(statement: str) -> None:
+def test_importing_the_package_loads_no_heavy_module(statement: str) -> None:
     heavy = {"pyarrow", "boto3", "numpy", "pandas", "pyspark", "zstandard", "opentelemetry"}
     code = f"{statement}; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

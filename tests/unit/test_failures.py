@@ -1,4 +1,4 @@
-"""The catalogue of failures: what cites it leads somewhere, and what it names exists."""
+"""The catalog of failures: citations of it and the names in it exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 CATALOGUE = (ROOT / "core" / "failures.md").read_text(encoding="utf-8")
 ENTRIES = dict(re.findall(r"^### (F\d+) (.*?)(?=^##|\Z)", CATALOGUE, re.MULTILINE | re.DOTALL))
 
-# Everything that is written by hand, Markdown and Python.
+# All handwritten Markdown and Python files.
 WRITTEN = sorted(
     path
     for root in ("core", "buffer_source", "buffer_sink", "benchmarks", "docs", "examples", "tests")
@@ -27,7 +27,7 @@ CITATION = re.compile(r"\b[Ff]ailures? (F\d+(?:(?:, | and |, and )F\d+)*)")
 
 
 def prose_of(path: Path) -> str:
-    """The text in one line, without the marks that begin a comment's lines."""
+    """Return the text in one line, without comment signs."""
     return re.sub(r"\s*\n[ \t]*#?[ \t]*", " ", path.read_text(encoding="utf-8"))
 
 
@@ -47,7 +47,7 @@ def test_each_code_is_described_once() -> None:
     assert set(codes) == {f"F{number}" for number in range(1, len(codes) + 1)}
 
 
-def test_citations_have_one_spelling_and_lead_to_the_catalogue() -> None:
+def test_citations_have_one_spelling_and_exist_in_the_catalog() -> None:
     cited = 0
     for path in WRITTEN:
         if not re.search(r"F\d", path.read_text(encoding="utf-8")):
@@ -62,7 +62,7 @@ def test_citations_have_one_spelling_and_lead_to_the_catalogue() -> None:
     assert cited > 80
 
 
-def test_codes_in_names_of_tests_lead_to_the_catalogue() -> None:
+def test_codes_in_names_of_tests_exist_in_the_catalog() -> None:
     named = 0
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if not re.search(r"def test_\w*f\d", path.read_text(encoding="utf-8")):
@@ -88,6 +88,6 @@ def test_an_entry_names_a_defence_and_a_test_that_exist(code: str) -> None:
         cited = {each for match in CITATION.finditer(text) for each in match[1].split()}
         assert code in {each.strip(",") for each in cited}, f"{module} does not cite failure {code}"
     named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
-    assert any(f"_{code.lower()}_" in test for _, test in named), "no test carries the code"
+    assert any(f"_{code.lower()}_" in test for _, test in named), "no test has the code in its name"
     for path, test in named:
         assert test in functions_of(path), f"{path}::{test}"

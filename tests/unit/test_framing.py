@@ -1,4 +1,4 @@
-"""Framings: records come back from a stream cut anywhere, and errors name record and byte."""
+"""Framings: records survive any split of a stream, and errors name the record and byte."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cut(splitter: Splitter, stream: bytes, size: int = 5) -> list[bytes]:
     return found + splitter.finish()
 
 
-def test_the_command_line_offers_all_of_them() -> None:
+def test_the_command_line_offers_all_framings() -> None:
     @options.framing
     def command() -> None: ...
 
@@ -57,11 +57,11 @@ def test_the_command_line_offers_all_of_them() -> None:
 
 @pytest.mark.parametrize("name", FRAMINGS)
 @pytest.mark.parametrize("step", [1, 3, 10_000])
-def test_what_goes_out_comes_in(name: str, step: int) -> None:
+def test_written_records_can_be_read(name: str, step: int) -> None:
     assert cut(FRAMINGS[name].splitter(1000), framed(name, VALUES[name]), step) == VALUES[name]
 
 
-def test_bytes_on_the_wire() -> None:
+def test_each_framing_writes_the_expected_bytes() -> None:
     assert framed("lines", [b"a", b""]) == b"a\n\n"
     assert framed("ndjson", [b"1"]) == b"1\n"
     assert framed("length", [b"ab"]) == struct.pack("<I", 2) + b"ab"
@@ -73,7 +73,9 @@ def test_bytes_on_the_wire() -> None:
     ("name", "record"),
     [("ndjson", b"no json"), ("ndjson", b'{"a":\n1}'), ("ndjson", b""), ("ndjson", b"1\r")],
 )
-def test_a_record_that_would_come_back_as_another_is_not_written(name: str, record: bytes) -> None:
+def test_a_record_that_would_be_read_as_another_one_is_not_written(
+    name: str, record: bytes
+) -> None:
     good = VALUES[name][0]
     with pytest.raises(
         InvalidInput, match=rf"^record 1 of batch 7 cannot be written as {name}.*--framing length"
@@ -112,14 +114,14 @@ def test_a_line_longer_than_the_limit_is_refused(chunks: tuple[bytes, ...]) -> N
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
-def test_any_cut_gives_the_lines_of_the_whole(data: bytes, cuts: list[int]) -> None:
+def test_a_stream_that_is_split_anywhere_has_the_same_lines(data: bytes, cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(data)]
     chunks = [data[start:end] for start, end in itertools.pairwise(edges)]
     # BytesIO is the reference for "lines end at \n and only there".
     assert split(*chunks, max_bytes=1000) == [line.removesuffix(b"\n") for line in io.BytesIO(data)]
 
 
-def test_join_takes_a_slice_of_an_array() -> None:
+def test_join_accepts_a_slice_of_an_array() -> None:
     records = pa.array([b"a", b"bb", b"c", b"d"], pa.binary())
     assert [bytes(join_lines(each)) for each in (records[1:3], records[4:])] == [b"bb\nc\n", b""]
 
@@ -141,7 +143,9 @@ def test_json_values_are_records_and_keep_their_bytes() -> None:
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_line_that_is_no_json_is_named_by_record_and_byte(line: bytes, says: str) -> None:
+def test_the_error_about_a_line_that_is_not_json_has_its_record_and_byte(
+    line: bytes, says: str
+) -> None:
     splitter = NdjsonSplitter(1_000_000)
     assert splitter.feed(b"1\n22\n" + line + b"\n3\n") == [b"1", b"22"]
     with pytest.raises(InvalidInput, match=f"record 3, at byte 5 of the input: .*{says}"):
@@ -149,7 +153,7 @@ def test_a_line_that_is_no_json_is_named_by_record_and_byte(line: bytes, says: s
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
-def test_a_record_beyond_the_limit_is_refused_also_before_its_end(end: bytes) -> None:
+def test_a_record_above_the_limit_is_refused_before_its_end(end: bytes) -> None:
     splitter = NdjsonSplitter(10)
     assert splitter.feed(b"1234567890\r\n1234567890123" + end) == [b"1234567890"]
     with pytest.raises(InvalidInput, match=r"record 2, at byte 12 .* a record may have at most 10"):
@@ -161,7 +165,7 @@ STREAMS = json.loads(gzip.decompress(VECTORS.read_bytes()))["fixed_framing"]
 
 
 @pytest.mark.parametrize("vector", STREAMS)
-def test_every_stream_is_unpacked_as_gazette_does(vector: dict) -> None:  # type: ignore[type-arg]
+def test_every_stream_is_unpacked_as_in_gazette(vector: dict) -> None:  # type: ignore[type-arg]
     stream = bytes.fromhex(vector["stream_hex"])
     found = list(unpack_fixed(BytesIO(stream)))
     assert [kind for kind, _ in found] == [each["kind"] for each in vector["unpacked"]]
@@ -172,7 +176,7 @@ def test_every_stream_is_unpacked_as_gazette_does(vector: dict) -> None:  # type
     assert list(unpack_fixed(stream)) == found
 
 
-def test_garbage_longer_than_one_read_is_reported_and_the_next_frame_found() -> None:
+def test_garbage_longer_than_one_read_is_reported_and_the_next_frame_is_found() -> None:
     garbage = b"\x66\x33\x93" * 100_000
     frame = framed("protobuf-fixed", [b"found"])
     found = list(unpack_fixed(BytesIO(garbage + frame)))
@@ -183,7 +187,7 @@ def test_garbage_longer_than_one_read_is_reported_and_the_next_frame_found() -> 
 @pytest.mark.parametrize(
     ("name", "prefix", "at"), [("length", b"", 8), ("protobuf-fixed", b"\x66\x33\x93\x36", 12)]
 )
-def test_a_broken_record_with_a_prefix_is_named_behind_those_before_it(
+def test_the_records_before_a_broken_one_are_returned_before_its_error(
     name: str, prefix: bytes, at: int
 ) -> None:
     too_long = prefix + b"\xff\xff\xff\x7f"

@@ -44,7 +44,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the library and of its Spark halves, by its dotted name."""
+    """Return every module of the library and of its Spark halves by its dotted name."""
     found = {}
     for package in (CORE, SOURCE, SINK):
         for path in sorted(package.rglob("*.py")):
@@ -59,7 +59,7 @@ CORE_MODULES = sorted(name for name in MODULES if name.split(".")[0] == LIBRARY)
 
 @cache
 def names_in(source: str) -> tuple[tuple[str, str | None], ...]:
-    """Module and name of each import, also of those inside functions and for types only."""
+    """Return the module and name of each import, even in functions and for types only."""
     found: list[tuple[str, str | None]] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -72,7 +72,7 @@ def names_in(source: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def imports_of(source: str, known: Iterable[str]) -> set[str]:
-    """The known modules that a module imports. ``from package import module`` is ``module``."""
+    """Return the imported modules that are known. ``from package import module`` is ``module``."""
     found = set()
     for module, name in names_in(source):
         for imported in (f"{module}.{name}", module):
@@ -113,7 +113,7 @@ def test_core_imports_point_downwards(module: str) -> None:
 
 
 def test_each_public_name_comes_from_the_module_that_the_root_imports_for_types() -> None:
-    """So the graph has every module that the root loads when a name is first used."""
+    """So the import graph has every module that the root loads when a name is first used."""
     for_types = {
         (module, name) for module, name in names_in(text_of(LIBRARY)) if module in CORE_MODULES
     }
@@ -124,7 +124,7 @@ def test_each_public_name_comes_from_the_module_that_the_root_imports_for_types(
 
 
 def test_only_the_assembly_joins_producers_and_consumers_to_the_broker() -> None:
-    """A module that lies below the broker could also load it by a name at run time."""
+    """A module below the broker could also load it by name at run time."""
     packages = ("broker", "assembly", "admin", "cli")
     users = {
         name
@@ -139,7 +139,7 @@ def test_only_the_assembly_joins_producers_and_consumers_to_the_broker() -> None
             assert "import_module" not in text_of(name), name
 
 
-def test_what_needs_no_broker_loads_nothing_of_it() -> None:
+def test_a_program_without_a_broker_loads_no_module_of_the_broker() -> None:
     code = (
         "import sys, tempfile, opendata_buffer as o\n"
         "at = tempfile.mkdtemp()\n"
@@ -151,11 +151,11 @@ def test_what_needs_no_broker_loads_nothing_of_it() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
+def test_there_is_no_import_cycle() -> None:
     TopologicalSorter(graph()).prepare()  # its CycleError names the modules
 
 
-def test_nothing_of_the_library_needs_the_fakes() -> None:
+def test_the_library_does_not_import_its_test_doubles() -> None:
     fakes = f"{LIBRARY}.testing"
     for name, imported in graph().items():
         assert name.startswith(fakes) or not any(each.startswith(fakes) for each in imported), name
@@ -187,7 +187,7 @@ def test_the_spark_halves_use_no_private_name_of_the_core() -> None:
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_one_place_does_compare_and_swap(module: str) -> None:
-    """Stores offer it and fakes forward it; other modules use a ``CasObject``."""
+    """Stores implement it and test doubles forward it. Other modules use a ``CasObject``."""
     allowed = ("opendata_buffer.queue.cas", "opendata_buffer.stores", "opendata_buffer.testing")
     if not module.startswith(allowed):
         assert ".put_if(" not in text_of(module), f"{module}: use queue/cas.py"

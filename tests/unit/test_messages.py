@@ -1,4 +1,4 @@
-"""Identities in v1 UUIDs, the sequencer, and what a manifest leaves undecided."""
+"""Identities in v1 UUIDs, the sequencer, and undecided transactions of a manifest."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_largest_clock_and_all_flags_fit_into_a_uuid() -> None:
         (b"123456", 0, 1024, "flags are 1024"),
     ],
 )
-def test_what_does_not_fit_into_a_uuid_is_refused(
+def test_values_that_do_not_fit_into_a_uuid_are_refused(
     producer: bytes, clock: int, flags: int, says: str
 ) -> None:
     with pytest.raises(InvalidInput, match=says):
@@ -92,7 +92,7 @@ def test_the_clock_follows_the_wall_clock_and_never_goes_back() -> None:
 
 
 @pytest.mark.parametrize("clock", [0, 1, 7])
-def test_only_a_final_message_with_a_clock_is_its_producers_last(clock: int) -> None:
+def test_only_a_final_message_with_a_clock_ends_its_producer(clock: int) -> None:
     identity = build_uuid(b"123456", clock, ACK_TXN | FINAL)
     assert message_at(41, identity) == (Message(b"123456", clock, ACK_TXN, 41, 42), clock > 0)
     _, is_final = message_at(41, build_uuid(b"123456", clock, ACK_TXN))
@@ -108,7 +108,7 @@ def drained(sequencer: Sequencer) -> list[int]:
 
 
 @pytest.mark.parametrize("number", range(len(TRACES)))
-def test_every_step_of_a_trace_is_answered_as_gazette_does(number: int) -> None:
+def test_every_step_of_a_trace_has_the_same_result_as_in_gazette(number: int) -> None:
     trace = TRACES[number]
     sequencer = Sequencer(buffer=trace["ring"])
     log: list[Message] = []
@@ -139,7 +139,9 @@ def test_the_traces_have_every_outcome_and_restarts() -> None:
 
 @pytest.mark.parametrize("flags", [OUTSIDE_TXN, 0x3F0, ACK_TXN | FINAL])
 @pytest.mark.parametrize("clock", [0, 7])
-def test_no_clock_and_unknown_flags_mean_outside_of_a_transaction(clock: int, flags: int) -> None:
+def test_messages_without_a_clock_or_with_unknown_flags_are_outside_of_transactions(
+    clock: int, flags: int
+) -> None:
     sequencer = Sequencer()
     assert sequencer.queue_uncommitted(message(clock, flags, 0)) is Outcome.OUTSIDE_COMMIT
     assert drained(sequencer) == [0]
@@ -158,7 +160,7 @@ def test_nothing_is_queued_while_committed_messages_wait() -> None:
     assert drained(sequencer) == []
 
 
-def test_a_checkpoint_in_the_middle_names_the_rest_as_still_to_be_read() -> None:
+def test_a_checkpoint_within_a_transaction_lists_the_messages_still_to_be_read() -> None:
     sequencer = Sequencer()
     for clock, flags in ((5, CONTINUE_TXN), (6, CONTINUE_TXN), (7, ACK_TXN)):
         sequencer.queue_uncommitted(message(clock, flags, 10 * (clock - 5)))
@@ -169,7 +171,7 @@ def test_a_checkpoint_in_the_middle_names_the_rest_as_still_to_be_read() -> None
     assert sequencer.checkpoint() == [ProducerState("a", 7, -1)]
 
 
-def test_a_replay_that_is_needed_must_be_started_and_be_of_the_range() -> None:
+def test_a_needed_replay_must_be_started_with_its_own_range() -> None:
     sequencer = Sequencer([ProducerState("a", 4, 0)])
     assert sequencer.queue_uncommitted(message(7, ACK_TXN, 20)) is Outcome.ACK_COMMIT_REPLAY
     with pytest.raises(InvalidInput, match=r"from position 0 .* start_replay\(\)"):
@@ -193,12 +195,12 @@ def test_every_transaction_that_needs_a_replay_asks_for_its_own() -> None:
     assert drained(sequencer) == [10, 30]
 
 
-def test_a_copy_goes_on_alone_from_the_same_state() -> None:
+def test_a_copy_continues_independently_from_the_same_state() -> None:
     sequencer = Sequencer(buffer=2)
     sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0))
     copy = sequencer.copy()
     copy.queue_uncommitted(message(6, CONTINUE_TXN, 10))
-    # The copy has the same room: the first message left its buffer for the third.
+    # The copy has the same buffer size, so the third message replaced the first.
     assert copy.queue_uncommitted(message(7, ACK_TXN, 20)) is Outcome.ACK_COMMIT_REPLAY
     assert copy.replay_range() == (0, 10)
     assert sequencer.queue_uncommitted(message(6, ACK_TXN, 10)) is Outcome.ACK_COMMIT_RING
@@ -206,7 +208,7 @@ def test_a_copy_goes_on_alone_from_the_same_state() -> None:
     assert sequencer.checkpoint() == [ProducerState("a", 6, -1)]
 
 
-def test_only_transactions_that_began_before_a_loss_are_given_up() -> None:
+def test_only_transactions_that_started_before_a_loss_are_dropped() -> None:
     sequencer = Sequencer()
     sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0))
     sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 30, "b"))
@@ -219,7 +221,7 @@ def test_only_transactions_that_began_before_a_loss_are_given_up() -> None:
     assert sequencer.pending_from() is None
 
 
-def test_a_producer_that_is_forgotten_begins_again_and_an_unknown_one_changes_nothing() -> None:
+def test_a_forgotten_producer_starts_again_and_an_unknown_one_is_ignored() -> None:
     sequencer = Sequencer()
     sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0))
     sequencer.forget("b")
@@ -252,24 +254,24 @@ def of(*messages: Written | None, txn: Transaction | None = None) -> dict[bytes,
     return undecided(enumerate((located(each, txn) for each in messages), 100), "ingest")
 
 
-def test_what_was_continued_and_never_acknowledged_is_undecided() -> None:
+def test_messages_without_an_acknowledgement_are_undecided() -> None:
     assert of(None, None, txn=TXN) == {}
     found = of(None, (A, 2, CONTINUE_TXN), (B, 7, CONTINUE_TXN), (A, 5, CONTINUE_TXN), txn=TXN)
     assert found == {A: Undecided(101, 5, 2, TXN), B: Undecided(102, 7, 1, TXN)}
     assert list(found) == [A, B]
 
 
-def test_a_duplicate_is_neither_counted_nor_a_new_transaction() -> None:
+def test_a_duplicate_is_not_counted_and_starts_no_transaction() -> None:
     twice = of((A, 2, CONTINUE_TXN), (A, 3, CONTINUE_TXN), (A, 2, CONTINUE_TXN))
     assert twice == {A: Undecided(100, 3, 2)}
     assert of((A, 2, CONTINUE_TXN), (A, 3, ACK_TXN), (A, 2, CONTINUE_TXN)) == {}
 
 
-def test_an_acknowledgement_whose_messages_have_left_the_queue_leaves_nothing_undecided() -> None:
+def test_an_acknowledgement_of_dequeued_messages_leaves_nothing_undecided() -> None:
     assert of((A, 3, ACK_TXN), (B, 2, CONTINUE_TXN)) == {B: Undecided(101, 2, 1)}
 
 
-def test_f40_what_follows_a_final_message_is_undecided_as_readers_hold_it_back() -> None:
+def test_f40_messages_after_a_final_one_are_undecided_like_for_readers() -> None:
     messages = [(A, 2, CONTINUE_TXN), (A, 3, ACK_TXN | FINAL), (A, 2, CONTINUE_TXN)]
     assert of(*messages) == {A: Undecided(102, 2, 1)}
     rule = ReadCommitted("ingest")
@@ -278,17 +280,17 @@ def test_f40_what_follows_a_final_message_is_undecided_as_readers_hold_it_back()
     assert rule.stable_end(103) == 102
 
 
-def test_a_message_outside_of_transactions_gives_the_open_one_up() -> None:
+def test_a_message_outside_of_transactions_drops_the_open_transaction() -> None:
     assert of((A, 2, CONTINUE_TXN), (A, 3, OUTSIDE_TXN)) == {}
-    assert list(of((A, 2, CONTINUE_TXN), (A, 1, OUTSIDE_TXN))) == [A]  # a duplicate, and old
+    assert list(of((A, 2, CONTINUE_TXN), (A, 1, OUTSIDE_TXN))) == [A]  # an old duplicate
 
 
-def test_a_message_without_a_clock_decides_nothing_and_waits_for_nothing() -> None:
+def test_a_message_without_a_clock_neither_decides_nor_waits() -> None:
     assert of((A, 0, CONTINUE_TXN)) == {}
     assert list(of((A, 2, CONTINUE_TXN), (A, 0, ACK_TXN))) == [A]
 
 
-def test_entries_outside_of_the_prefix_are_no_messages() -> None:
+def test_entries_outside_of_the_prefix_are_not_messages() -> None:
     location = located((A, 2, CONTINUE_TXN), prefix="other")
     assert undecided([(0, location)], "ingest") == {}
     assert list(undecided([(0, location)], "other")) == [A]

@@ -1,4 +1,4 @@
-"""The instrument table against what an OpenTelemetry reader really collects."""
+"""The table of instruments, compared with the values that an OpenTelemetry reader collects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_watched_gauge_asks_those_that_live() -> None:
+def test_a_watched_gauge_reads_the_live_objects() -> None:
     gauge = WatchedGauge("buffer.tested", "1", "Tested.")
     one, other = (lambda: 2.0), (lambda: None)
     gauge.watch(one, lambda owner: owner(), {"queue": "one"})
@@ -27,7 +27,7 @@ def test_a_watched_gauge_asks_those_that_live() -> None:
     assert not [*gauge._observe(CallbackOptions())]
 
 
-# One batch: produced, contended for, consumed, acknowledged, collected.
+# One batch is produced after a lost race, consumed, acknowledged, and collected.
 USE_ALL = """
 import json
 from opentelemetry.metrics import set_meter_provider
@@ -85,12 +85,12 @@ print(json.dumps([{**shown_before, **look()}, buffered, [unacked[name] for name 
 """
 
 
-def test_every_instrument_is_measured_where_the_table_says() -> None:
+def test_every_instrument_is_measured_as_the_table_says() -> None:
     found, buffered, watched = json.loads(run(USE_ALL).stdout)
-    assert buffered >= 11  # of a batch that is not flushed yet, and what the call itself takes
+    assert buffered >= 11  # of a batch that is not flushed yet, and of the call itself
     assert min(watched) > 0
-    assert found.pop("buffer.stored_bytes") > 0  # objects with times and names in them
-    # What was closed is watched no more.
+    assert found.pop("buffer.stored_bytes") > 0  # objects that contain times and names
+    # Closed objects are no longer watched.
     assert found == {
         "buffer.batches_flushed": 1,
         "buffer.entries_flushed": 2,
@@ -98,7 +98,7 @@ def test_every_instrument_is_measured_where_the_table_says() -> None:
         "buffer.bytes_written": 18,  # and a footer of seven
         "buffer.flush_duration_seconds": 1,
         "buffer.manifest_writes{producer}": 1,
-        "buffer.manifest_writes{consumer}": 2,  # the epoch, the dequeue
+        "buffer.manifest_writes{consumer}": 2,  # the epoch and the dequeue
         "buffer.manifest_writes{here}": 3,  # the second append lost its first attempt
         "buffer.manifest_writes{there}": 1,
         "buffer.manifest_conflicts{here}": 1,

@@ -1,4 +1,4 @@
-"""The list of mutants that no test has to notice."""
+"""The list of mutants that no test needs to detect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tools.mutants import EXPLAINED, MODULES, ROOT, Mutant, explained
 
 
-def test_every_explained_mutant_is_of_a_tested_module_is_listed_once_and_has_a_reason() -> None:
+def test_every_explained_mutant_is_in_a_tested_module_and_has_one_entry_with_a_reason() -> None:
     listed = tomllib.loads(EXPLAINED.read_text())["explained"]
     assert len(explained()) == len(listed)
     prefixes = tuple(module.replace("/", ".") + "." for module in MODULES)
@@ -18,13 +18,13 @@ def test_every_explained_mutant_is_of_a_tested_module_is_listed_once_and_has_a_r
         assert reason.endswith(".")
 
 
-def test_every_module_and_every_test_of_it_is_there() -> None:
+def test_every_listed_module_and_test_exists() -> None:
     for module, tests in MODULES.items():
         assert (ROOT / "core" / "opendata_buffer" / f"{module}.py").is_file()
         assert all((ROOT / test).exists() for test in tests)
 
 
-def test_a_survivor_is_printed_as_the_list_has_it() -> None:
+def test_a_survivor_is_printed_in_the_format_of_the_list() -> None:
     mutant = Mutant("formats.zstd.compress", 'raise Error("a \\"b\\" é")', "")
     (entry,) = tomllib.loads(mutant.toml())["explained"]
     assert Mutant(entry["function"], entry["before"], entry["after"]) == mutant
@@ -41,5 +41,7 @@ def test_a_survivor_is_printed_as_the_list_has_it() -> None:
         ('log.warning("read %d entries", count)', 'log.warning("read %d entries", None)', False),
     ],
 )
-def test_only_the_words_of_a_message_are_not_tested(before: str, after: str, text: bool) -> None:
+def test_only_changes_of_the_words_of_a_message_are_ignored(
+    before: str, after: str, text: bool
+) -> None:
     assert Mutant("messages.f", before, after).changes_only_text is text

@@ -1,4 +1,4 @@
-"""Strings to settings: every value that is wrong is refused by name."""
+"""Converting strings to settings: the error about an invalid value names its option."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_empty_value_is_refused(value: str) -> None:
             read()
 
 
-def test_what_is_not_given_is_the_default() -> None:
+def test_a_missing_option_has_its_default() -> None:
     assert reader().text("mode") is None
     assert reader().integer("maxBatches", None) is None
     assert reader().integer("maxBatches", 7) == 7
@@ -73,25 +73,25 @@ def test_what_is_not_given_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("value", "number"), [("0", 0), (" 12 ", 12), ("007", 7), ("9223372036854775807", 2**63 - 1)]
 )
-def test_integers(value: str, number: int) -> None:
+def test_integers_are_read(value: str, number: int) -> None:
     assert reader(maxBatches=value).integer("maxBatches", None) == number
 
 
 @pytest.mark.parametrize(
     "value", ["-1", "+1", "1.0", "1e3", "1_000", "٣", "x", "9223372036854775808", "1" * 5000]
 )
-def test_any_other_number_is_refused(value: str) -> None:
+def test_text_that_is_not_an_integer_is_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match=r"option maxBatches is .*: use a whole number"):
         reader(maxBatches=value).integer("maxBatches", None)
 
 
-def test_the_least_number_is_accepted_and_one_less_is_not() -> None:
+def test_the_minimum_is_accepted_and_one_less_is_not() -> None:
     assert reader(maxBatches="5").integer("maxBatches", None, least=5) == 5
     with pytest.raises(InvalidInput, match="of at least 5"):
         reader(maxBatches="4").integer("maxBatches", None, least=5)
 
 
-def test_words() -> None:
+def test_words_are_read_in_any_case() -> None:
     for word in ("true", "TRUE", "1", "yes", "on", " true "):
         assert reader(flag=word).boolean("flag", False) is True
     for word in ("false", "0", "No", "off"):
@@ -124,7 +124,7 @@ def test_every_storage_option_has_its_setting() -> None:
     )  # fmt: skip
 
 
-def test_a_path_is_made_absolute_where_the_option_is_read(
+def test_a_path_is_made_absolute_when_the_option_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -135,7 +135,7 @@ def test_a_path_is_made_absolute_where_the_option_is_read(
         assert storage_settings(reader(path=url)).store == url
 
 
-def test_a_service_credential_is_named_for_any_store() -> None:
+def test_a_service_credential_may_be_named_for_any_store() -> None:
     given = reader(path="s3://b", serviceCredential="team")
     assert storage_settings(given).store_options.service_credential == "team"
 
@@ -153,7 +153,7 @@ def test_a_service_credential_is_named_for_any_store() -> None:
         ("fetchConcurrency", "fixed value: leave it out"),
     ],
 )
-def test_a_name_from_kafka_or_an_earlier_release_says_what_takes_its_place(
+def test_the_error_about_a_name_from_kafka_or_an_earlier_release_names_its_replacement(
     name: str, says: str
 ) -> None:
     with pytest.raises(InvalidInput) as raised:
@@ -162,7 +162,7 @@ def test_a_name_from_kafka_or_an_earlier_release_says_what_takes_its_place(
     assert says in str(raised.value)
 
 
-def test_no_name_is_both_an_option_and_replaced_by_one() -> None:
+def test_no_name_is_both_an_option_and_a_former_option() -> None:
     options = {*SOURCE_OPTIONS, *SINK_OPTIONS}
     assert len(options) <= 36
     assert not options & {*INSTEAD}

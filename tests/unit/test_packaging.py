@@ -1,4 +1,4 @@
-"""What a built package carries: license, types, and a description without dead links."""
+"""The content of a built package: license, types, and a description without dead links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _spec.loader.exec_module(hatch_build)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with wheel and source distribution, as a release makes them."""
+    """Build a wheel and a source distribution as for a release, and return their folder."""
     target = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", str(target)],
@@ -45,7 +45,7 @@ def test_the_wheel_has_license_types_and_all_packages(built: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/"))]
 
 
-def test_the_source_distribution_has_the_license_and_what_builds_it(built: Path) -> None:
+def test_the_source_distribution_has_the_license_and_the_build_hook(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames()}
@@ -84,7 +84,7 @@ LIBRARIES_OF_RUNTIMES = {
 
 
 @pytest.mark.parametrize("runtime", LIBRARIES_OF_RUNTIMES)
-def test_an_install_replaces_no_library_of_a_runtime(runtime: str) -> None:
+def test_an_install_does_not_replace_a_library_of_a_runtime(runtime: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {each.name: each.specifier for each in map(Requirement, project["dependencies"])}
     for name, version in LIBRARIES_OF_RUNTIMES[runtime].items():

@@ -1,4 +1,4 @@
-"""The class that Spark finds, as Spark makes it."""
+"""The data source class that Spark finds, created as Spark does it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from opendata_buffer.errors import InvalidInput
 from pyspark_opendata_buffer import DefaultSource, register
 
 
-def test_a_table_of_a_catalog_is_refused_and_names_what_works(tmp_path: Path) -> None:
-    # As CREATE TABLE ... USING `opendata-buffer` OPTIONS (path ...) passes them.
+def test_the_error_about_a_catalog_table_names_the_alternative(tmp_path: Path) -> None:
+    # CREATE TABLE ... USING `opendata-buffer` OPTIONS (path ...) passes them like this.
     table = {"owner": "root", "location": f"file:{tmp_path}", "provider": "opendata-buffer"}
     read = DefaultSource({})  # as SELECT and INSERT do
     for call in (
@@ -32,7 +32,7 @@ def test_a_table_of_a_catalog_is_refused_and_names_what_works(tmp_path: Path) ->
 
 
 class Session:
-    """As much of a SparkSession as registering asks for."""
+    """The parts of a SparkSession that registering needs."""
 
     def __init__(self, parallelism: int, **conf: str) -> None:
         self.registered: list[Any] = []
@@ -56,12 +56,12 @@ def test_a_registered_format_plans_for_the_cluster(tmp_path: Path) -> None:
     assert cores(Session(48), tmp_path, 7) == 7
 
 
-def test_executors_that_have_not_come_yet_count(tmp_path: Path) -> None:
+def test_executors_that_have_not_started_yet_are_counted(tmp_path: Path) -> None:
     conf = {"spark.executor.instances": "10", "spark.executor.cores": "4"}
     assert cores(Session(2, **conf), tmp_path) == 40
 
 
-def test_what_is_registered_pickles_with_its_cores(tmp_path: Path) -> None:
+def test_the_registered_class_is_pickled_with_its_cores(tmp_path: Path) -> None:
     session: Any = Session(48)
     register(session)
     source = tmp_path / "source"
@@ -71,7 +71,7 @@ def test_what_is_registered_pickles_with_its_cores(tmp_path: Path) -> None:
     assert done.stdout == "48\n", done.stderr
 
 
-def test_registering_is_repeatable_where_spark_replaces_no_format() -> None:
+def test_registering_is_repeatable_if_spark_does_not_replace_a_format() -> None:
     def refuse(source: object) -> None:
         raise AnalysisException(message)
 
@@ -84,7 +84,7 @@ def test_registering_is_repeatable_where_spark_replaces_no_format() -> None:
         register(session)
 
 
-def test_a_part_that_is_missing_is_named_with_the_python_that_misses_it(
+def test_the_error_about_a_missing_module_names_the_python_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "buffer_source.options", None)

@@ -1,4 +1,4 @@
-"""A batch that cannot be delivered is copied before it is passed by."""
+"""A batch that cannot be delivered is copied before it is skipped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store() -> MemoryStore:
     return made
 
 
-def test_bytes_and_report_are_kept(store: MemoryStore) -> None:
+def test_the_bytes_and_the_report_are_stored(store: MemoryStore) -> None:
     made = quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME, query="q-1")
     assert read_copy(store, "ingest", made) == b"no batch"
     report = json.loads(bytes_of(store, f"ingest/_quarantine/{made.id}.json"))
@@ -44,7 +44,7 @@ def test_bytes_and_report_are_kept(store: MemoryStore) -> None:
     assert made.copied_bytes == len(b"no batch")
 
 
-def test_a_second_attempt_does_not_lose_the_first_one_s_copy(store: MemoryStore) -> None:
+def test_a_second_attempt_keeps_the_copy_of_the_first_one(store: MemoryStore) -> None:
     first = quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME)
     store.delete_many([LOCATION])
     assert quarantine(store, "ingest", ENTRY, "it is gone", runtime=RUNTIME) == first
@@ -72,7 +72,7 @@ def test_reports_are_listed_by_sequence(store: MemoryStore) -> None:
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [9, 10, 100]
 
 
-def test_one_that_cannot_be_read_does_not_hide_the_others(store: MemoryStore) -> None:
+def test_an_unreadable_report_does_not_hide_the_others(store: MemoryStore) -> None:
     made = quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
     store.put("ingest/_quarantine/0-x.json", b"foreign")
     with pytest.raises(CorruptData, match=r"0-x\.json"):
@@ -109,7 +109,7 @@ def test_no_report_is_written_when_the_copy_was_not() -> None:
     assert list_quarantine(store, "ingest") == []
 
 
-def test_an_object_too_large_for_memory_is_not_copied_in_part(
+def test_an_object_too_large_for_memory_is_not_copied_partly(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opendata_buffer.quarantine.MAX_OBJECT_BYTES", 4)

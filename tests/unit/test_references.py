@@ -1,4 +1,4 @@
-"""Names that docstrings refer to exist: a class that is renamed is renamed there, too.
+"""Names in docstrings exist, so that renaming a class includes its docstrings.
 
 A role such as ``:meth:`Queue.append``` is resolved by Sphinx's rules. A name without a dot in
 front is a member of the class around the docstring, or a name of its module, or a full path that
@@ -240,7 +240,7 @@ def test_a_reference_to_a_missing_name_is_rejected(reference: Reference) -> None
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_what_docstrings_refer_to_exists(module: str) -> None:
+def test_references_in_docstrings_exist(module: str) -> None:
     wrong = [reference for reference in references_in(module) if not leads_somewhere(reference)]
     assert wrong == []
 

@@ -1,4 +1,4 @@
-"""The system's runtime, deadlines and moments, and the manual clock."""
+"""The system runtime, deadlines, moments, and the manual clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opendata_buffer.runtime import Moment, SystemRuntime, deadline, remaining
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
-def test_the_clocks_are_the_systems_and_a_ulid_has_the_time() -> None:
+def test_the_clocks_are_those_of_the_system_and_a_ulid_has_the_time() -> None:
     runtime = SystemRuntime()
     before = runtime.now_ms()
     assert abs(before - time.time() * 1000) < 60_000
@@ -26,7 +26,7 @@ def test_the_clocks_are_the_systems_and_a_ulid_has_the_time() -> None:
 
 
 def test_forked_processes_draw_different_ulids() -> None:
-    """Two equal names would overwrite each other's batch; forks share `random`'s state."""
+    """Equal names would overwrite each other's batch, and forks share the state of `random`."""
     runtime = SystemRuntime()
     read, write = os.pipe()
     children = []
@@ -60,7 +60,7 @@ def test_moments_are_compared_by_both_clocks() -> None:
     assert not Moment(0, 10.0).precedes(Moment(1_000, 2.0))
 
 
-def test_the_nearest_deadline_counts(runtime: ManualRuntime) -> None:
+def test_the_nearest_deadline_applies(runtime: ManualRuntime) -> None:
     assert remaining() is None
     with deadline(runtime, 10):
         runtime.advance(2)
@@ -87,7 +87,7 @@ def test_sleep_moves_both_clocks_and_returns() -> None:
     assert (runtime.now_ms(), runtime.monotonic(), runtime.slept) == (3_500, 2.5, [2.5])
 
 
-def test_a_wall_clock_jump_leaves_the_monotonic_clock() -> None:
+def test_a_wall_clock_jump_does_not_move_the_monotonic_clock() -> None:
     runtime = ManualRuntime(now_ms=1_000)
     runtime.advance(1)
     runtime.set_wall_clock(500)
@@ -102,7 +102,7 @@ def test_a_seed_repeats_ulids_and_jitter() -> None:
 
 
 @pytest.mark.parametrize("notified", [True, False])
-def test_a_timed_wait_ends_when_notified_or_when_the_clock_says_so(notified: bool) -> None:
+def test_a_timed_wait_ends_when_notified_or_at_its_time(notified: bool) -> None:
     runtime = ManualRuntime()
     condition = runtime.condition()
     outcome: list[bool] = []
@@ -124,6 +124,6 @@ def test_a_timed_wait_ends_when_notified_or_when_the_clock_says_so(notified: boo
     assert outcome == [notified]
 
 
-def test_waits_that_do_not_come_are_an_error() -> None:
+def test_waits_that_do_not_happen_are_an_error() -> None:
     with pytest.raises(TimeoutError, match="0 of 1 waits"):
         ManualRuntime().await_waits(1, timeout=0.01)

@@ -1,4 +1,4 @@
-"""Calls in parallel, methods under a lock, and objects that a block closes."""
+"""Parallel calls, methods under a lock, and objects that a with block closes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_results_come_in_the_order_of_the_items() -> None:
 
 
 def test_calls_run_at_the_same_time() -> None:
-    met = threading.Barrier(8)  # breaks unless eight wait at once
+    met = threading.Barrier(8)  # raises an error unless eight threads wait at once
     assert in_parallel(RUNTIME, lambda _: met.wait(timeout=30) >= 0, range(8)) == [True] * 8
 
 
@@ -50,7 +50,7 @@ def test_no_more_run_at_once_than_allowed() -> None:
 
 
 class Threads(SystemRuntime):
-    """Starts at most so many threads; with ``at_once`` each has ended when it is started."""
+    """Starts a limited number of threads. With ``at_once``, each thread ends when it is started."""
 
     def __init__(self, most: int, *, at_once: bool = False) -> None:
         self.started = 0
@@ -67,14 +67,14 @@ class Threads(SystemRuntime):
         return task
 
 
-def test_where_calls_are_over_at_once_few_threads_do_them_all() -> None:
+def test_few_threads_make_all_calls_if_the_calls_end_at_once() -> None:
     runtime = Threads(20, at_once=True)
     assert in_parallel(runtime, str, range(20)) == [str(each) for each in range(20)]
     assert runtime.started == 1
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_where_no_more_threads_start_the_caller_does_what_is_left(threads: int) -> None:
+def test_the_caller_makes_the_remaining_calls_if_no_thread_can_start(threads: int) -> None:
     used: set[str] = set()
 
     def call(number: int) -> int:
@@ -114,7 +114,7 @@ class Failing(Closeable):
         raise FlushFailed(1, "the store is gone")
 
 
-def test_a_close_that_fails_hides_no_error_that_ended_the_block(
+def test_a_failing_close_does_not_hide_the_error_of_the_block(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(FlushFailed), Failing() as thing:
@@ -147,7 +147,7 @@ class Counter:
         self.add()
 
     def is_free(self) -> bool:
-        """Whether another thread gets the lock."""
+        """Return whether another thread can take the lock."""
         found: list[int] = []
         thread = threading.Thread(target=lambda: found.append(self.add(0)), daemon=True)
         thread.start()
@@ -155,7 +155,7 @@ class Counter:
         return bool(found)
 
 
-def test_an_interrupt_at_any_instruction_leaves_the_lock_free() -> None:
+def test_an_interrupt_at_any_instruction_releases_the_lock() -> None:
     counter = Counter()
     for interrupt in each_step(least=20, opcodes=True):
         interrupt(counter.add)
@@ -163,7 +163,7 @@ def test_an_interrupt_at_any_instruction_leaves_the_lock_free() -> None:
     assert counter.is_free()
 
 
-def test_errors_and_calls_inside_a_call_leave_the_lock_free() -> None:
+def test_errors_and_nested_calls_release_the_lock() -> None:
     counter = Counter()
     with pytest.raises(TypeError):
         counter.add("one")  # type: ignore[arg-type]

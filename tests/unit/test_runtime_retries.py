@@ -1,4 +1,4 @@
-"""Full jitter within a deadline, on a clock the test moves."""
+"""Retries with full jitter within a deadline, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_function_is_called_before_each_pause() -> None:
     assert pauses == [0, 1]
 
 
-def test_a_queues_settings_make_a_policy() -> None:
+def test_the_retry_policy_comes_from_the_settings_of_a_queue() -> None:
     runtime = Always(0.5)
     config = tuned(
         QueueConfig, store="memory://q", backoff_base_ms=100, backoff_max_ms=300, timeout_ms=1_000
@@ -120,11 +120,11 @@ def test_no_pause_lasts_until_the_callers_deadline() -> None:
     runtime = Always(0.5)
     with deadline(runtime, 0.050), pytest.raises(OSError, match="call 4"):
         policy(runtime)(Failing(1_000))
-    # The fourth pause would be 40 ms, and 15 are left.
+    # The fourth pause would be 40 ms, but only 15 ms are left.
     assert runtime.slept == pytest.approx([0.005, 0.010, 0.020])
 
 
-def test_a_pause_takes_the_place_of_the_backoff_where_there_is_one() -> None:
+def test_a_requested_pause_replaces_the_backoff() -> None:
     runtime = Always(0.5)
     pauses = iter([0.3, None, 0.2])
     seen: list[BaseException] = []
@@ -134,12 +134,12 @@ def test_a_pause_takes_the_place_of_the_backoff_where_there_is_one() -> None:
         return next(pauses)
 
     assert policy(runtime, pause=pause)(Failing(3)) == 4
-    # The second one's step is the second, whatever came before.
+    # The second pause has the second step, whatever came before.
     assert runtime.slept == pytest.approx([0.3, 0.010, 0.2])
     assert [str(error) for error in seen] == ["call 1", "call 2", "call 3"]
 
 
-def test_a_pause_ends_at_the_deadline_too() -> None:
+def test_a_requested_pause_also_ends_at_the_deadline() -> None:
     runtime = Always(0.5)
     with pytest.raises(OSError, match="call 2"):
         policy(runtime, pause=lambda error: 60.0)(Failing(9))

@@ -1,4 +1,4 @@
-"""The site's hook, and the generator that may take the place of Material."""
+"""The hook of the site, and the generator that may replace Material."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_hook() -> Any:
 hook = load_hook()
 
 
-def test_a_link_leads_to_the_page_of_a_file_and_is_plain_text_where_there_is_none() -> None:
+def test_a_link_leads_to_the_page_of_a_file_or_becomes_plain_text() -> None:
     text = "[a](../../CHANGELOG.md#x) [b](../../pyproject.toml) [c](options.md)\n"
     found = hook.relinked(text, "docs/reference/index.md", "reference/index.md")
     assert found == "[a](../changelog.md#x) b [c](options.md)\n"
@@ -35,7 +35,7 @@ def test_a_link_leads_to_the_page_of_a_file_and_is_plain_text_where_there_is_non
 
 @pytest.mark.skipif(ZENSICAL is None, reason="no Zensical: pip install zensical")
 def test_zensical_builds_the_site_without_a_warning(tmp_path: Path) -> None:
-    """It runs no hooks: their pages and links are written before."""
+    """Zensical runs no hooks, so their pages and links are written before."""
     docs = tmp_path / "docs"
     shutil.copytree(ROOT / "docs", docs)
     for page in docs.rglob("*.md"):

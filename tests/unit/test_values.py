@@ -1,4 +1,4 @@
-"""Records as rows: what each becomes, and that none changes what its neighbours become."""
+"""Records become rows, and no record changes the row of another one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CASES = [
 
 
 @given(st.lists(st.none() | _other, max_size=30), st.sampled_from(CASES))
-def test_every_good_record_has_its_row_in_its_place(
+def test_every_valid_record_has_its_row_at_its_index(
     mixed: list[bytes | None], case: tuple[ValueOptions, pa.Schema, bytes, dict[str, Any]]
 ) -> None:
     options, schema, good, row = case
@@ -90,7 +90,7 @@ def test_every_good_record_has_its_row_in_its_place(
 
 
 def test_the_record_null_does_not_end_the_process() -> None:
-    # Arrow's reader crashes where the first value of a text is null.
+    # Arrow's reader crashes if the first value of a text is null.
     code = """
 import pyarrow as pa
 from opendata_buffer.values import Decoder, ValueOptions, infer
@@ -103,7 +103,7 @@ for first in (b"null", b" null", b"null null", b"\\nnull {}"):
     assert (done.returncode, done.stdout) == (0, "[0] []\n" * 4)
 
 
-def test_many_malformed_records_take_time_by_their_number() -> None:
+def test_many_malformed_records_take_time_linear_in_their_number() -> None:
     def seconds(count: int) -> float:
         values = records(*(b'{"i":"%d","s":"%s"}' % (at, b"x" * 200) for at in range(count)))
         began = time.process_time()
@@ -114,7 +114,7 @@ def test_many_malformed_records_take_time_by_their_number() -> None:
     assert seconds(4000) < 8 * 4 * max(seconds(500), 0.02)
 
 
-def test_records_of_more_bytes_than_arrow_reads_at_once() -> None:
+def test_records_with_more_bytes_than_arrow_reads_at_once_are_read() -> None:
     text = b"x" * (1 << 20)
     values = records(*(b'{"i":%d,"s":"%s"}' % (at, text) for at in range(9)), b"no")
     found = rows(SCHEMA, values)
@@ -134,7 +134,7 @@ def test_a_malformed_record_has_its_reason() -> None:
     }
 
 
-def test_options_of_csv() -> None:
+def test_options_of_csv_are_applied() -> None:
     schema = pa.schema([("a", pa.int32()), ("b", pa.string())])
     options = {"format": "csv", "sep": ";", "quote": "'", "null_value": "-"}
     values = records(b"1;'x;y'", b"-;-", b"1;'-'", b'1;"', b"1;")
@@ -162,7 +162,7 @@ def test_options_of_csv() -> None:
         ([("a", pa.list_(pa.int8()))], "csv", "use from_csv on value"),
     ],
 )
-def test_what_records_are_not_read_into_is_refused(
+def test_unsupported_types_of_columns_are_refused(
     schema: list[tuple[str, pa.DataType]], value_format: str, message: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -170,7 +170,7 @@ def test_what_records_are_not_read_into_is_refused(
     assert message in str(caught.value)
 
 
-def test_types_are_refused_beyond_fifty_levels() -> None:
+def test_types_nested_deeper_than_fifty_levels_are_refused() -> None:
     dtype = pa.int8()
     for _ in range(49):
         dtype = pa.list_(dtype)
@@ -202,7 +202,7 @@ LIST = pa.list_(pa.string())
         ([b'{"a":%s}' % (b"[" * 100_000 + b"]" * 100_000), b'{"b":1}'], {"b": pa.int64()}),
     ],
 )  # fmt: skip
-def test_columns_are_what_records_have(
+def test_columns_are_inferred_from_the_fields_of_records(
     given: list[bytes], expected: dict[str, pa.DataType]
 ) -> None:
     fields = [*expected.items(), ("_corrupt_record", pa.string())]
@@ -211,7 +211,7 @@ def test_columns_are_what_records_have(
     assert kept == pa.schema(list(expected.items()))
 
 
-def test_records_that_show_no_column_give_an_empty_schema() -> None:
+def test_records_without_fields_give_an_empty_schema() -> None:
     for found in ((), (b"no", b"", b"{}", b"null"), (b'{"_corrupt_record":1}',)):
         assert infer(records(*found), ValueOptions()).names == []
 

@@ -1,4 +1,4 @@
-"""A store in memory for each test, by its object and by its URL."""
+"""Fixtures with a store in memory for each test, as an object and as a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs commands in this process, on stores in memory. Processes are in tests/process."""
+"""Running commands in this process on stores in memory. tests/process starts real processes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
 LATER = ("--flush-interval-ms", "60000")
-"""What is produced by several calls makes one batch, however slow the machine."""
+"""Settings with which several calls make one batch, even on a slow machine."""
 
 
 def commands(group: click.Group = cli, *words: str) -> Iterator[tuple[str, click.Command]]:
-    """All commands below a group, with the words that name them."""
+    """Yield all commands below a group, with the words that name them."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -39,7 +39,7 @@ def commands(group: click.Group = cli, *words: str) -> Iterator[tuple[str, click
 
 
 def runner() -> CliRunner:
-    """With stderr apart, which click before 8.2 has to be asked for."""
+    """Return a runner with a separate stderr, which click before 8.2 must be asked for."""
     apart = "mix_stderr" in inspect.signature(CliRunner).parameters
     return CliRunner(mix_stderr=False) if apart else CliRunner()  # type: ignore[call-arg]
 
@@ -55,7 +55,7 @@ def ok(*arguments: str, stdin: bytes = b"") -> Result:
 
 
 def fails(*arguments: str, stdin: bytes = b"") -> str:
-    """The one line of an error."""
+    """Run a command that fails, and return the one line of its error."""
     result = run(*arguments, stdin=stdin)
     assert result.exit_code == 1, result.output
     (line,) = result.stderr.splitlines()
@@ -71,7 +71,7 @@ def fill(url: str, *batches: list[bytes], **settings: Any) -> None:
 
 
 def topic_of(url: str, partitions: int) -> list[str]:
-    """A new topic; the names of its partitions."""
+    """Create a topic, and return the names of its partitions."""
     return Topic.create(url, partitions).description.names
 
 
@@ -94,17 +94,17 @@ def records_of(store: MemoryStore, key: str = "ingest/manifest") -> list[bytes]:
 
 
 def flat(*arguments: str) -> str:
-    """What a command shows a person, however it is wrapped."""
+    """Return the output of a command without line breaks."""
     return " ".join(ok(*arguments).stdout.split())
 
 
 def json_of(*arguments: str) -> Any:
-    """What a command prints with --json in one line."""
+    """Return the JSON that a command prints with --json in one line."""
     return json.loads(ok(*arguments, "--json").stdout)
 
 
 class Lossy(MemoryStore):
-    """Where ``armed``, the next write of the manifest is applied, and its answer lost."""
+    """Loses the answer of the next manifest write if ``armed``, after applying the write."""
 
     armed = False
 
@@ -117,7 +117,7 @@ class Lossy(MemoryStore):
 
 
 class Until:
-    """A runtime that interrupts its main thread, once, when something is so."""
+    """A runtime that interrupts its main thread once, when a condition is true."""
 
     def __init__(self, when: Callable[[], object]) -> None:
         self._real = SystemRuntime()
@@ -137,7 +137,7 @@ class Until:
 
 
 class Ticks(Until):
-    """A runtime that is interrupted after some sleeps."""
+    """A runtime that is interrupted after a number of sleeps."""
 
     def __init__(self, ticks: int) -> None:
         super().__init__(lambda: False)

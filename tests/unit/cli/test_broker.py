@@ -1,4 +1,4 @@
-"""``broker``: serves, stands by, says so, and says what is wrong in one line."""
+"""``broker``: serving, standby, and one-line errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.cli.shell import Until, fails, fill, run, runner, topic_of
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The lines of the command, while it runs."""
+    """Return the lines that the running command has printed."""
     lines: list[str] = []
     echo = click.echo
 
@@ -48,7 +48,7 @@ def serves(store: MemoryStore) -> bool:
     return found is not None and found.serves
 
 
-def test_it_says_that_it_serves_and_leaves_when_it_ends(
+def test_the_command_prints_that_it_serves_and_stops_the_broker_at_its_end(
     url: str, store: MemoryStore, printed: list[str]
 ) -> None:
     fill(url, [b"a"])
@@ -56,12 +56,12 @@ def test_it_says_that_it_serves_and_leaves_when_it_ends(
     (line,) = result.stdout.splitlines()
     assert line.startswith(f"serving {url} at 127.0.0.1:")
     assert "(term 1, broker 0" in line
-    # It waits for its last word for some seconds only.
+    # It waits only a few seconds for its last message.
     eventually(lambda: not serves(store))
     assert announced(store).term == 1
 
 
-def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
+def test_a_standby_prints_that_it_waits_and_takes_over_when_the_other_broker_stops(
     url: str, store: MemoryStore, printed: list[str]
 ) -> None:
     fill(url, [b"a"])
@@ -81,7 +81,9 @@ def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
     assert len(lines) == 2
 
 
-def test_it_listens_and_is_announced_as_its_options_say(url: str, store: MemoryStore) -> None:
+def test_the_broker_listens_and_is_announced_as_its_options_say(
+    url: str, store: MemoryStore
+) -> None:
     fill(url, [b"a"])
     seen: list[str] = []
 
@@ -94,7 +96,7 @@ def test_it_listens_and_is_announced_as_its_options_say(url: str, store: MemoryS
     assert seen == ["[fd00::1]:7420"]
 
 
-def test_it_waits_for_a_queue_or_creates_one_as_it_is_asked_to(
+def test_the_broker_waits_for_a_queue_or_creates_one_on_request(
     url: str, store: MemoryStore, printed: list[str]
 ) -> None:
     (line,) = serve(url, lambda: printed).stdout.splitlines()
@@ -113,7 +115,9 @@ def test_it_waits_for_a_queue_or_creates_one_as_it_is_asked_to(
     assert "one queue is needed" in fails("broker", f"{url}-topic")
 
 
-def test_an_address_in_use_is_one_line_also_for_a_standby(url: str, store: MemoryStore) -> None:
+def test_an_address_in_use_is_a_one_line_error_even_for_a_standby(
+    url: str, store: MemoryStore
+) -> None:
     fill(url, [b"a"])
     other = host(store)
     eventually(lambda: other.serving)
@@ -127,7 +131,7 @@ def test_an_address_in_use_is_one_line_also_for_a_standby(url: str, store: Memor
         other.stop(10)
 
 
-def test_a_certificate_that_is_none_is_one_line(url: str) -> None:
+def test_an_invalid_certificate_is_a_one_line_error(url: str) -> None:
     fill(url, [b"a"])
     line = fails("broker", url, "--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.key")
     assert "--tls-cert" in line
@@ -135,7 +139,7 @@ def test_a_certificate_that_is_none_is_one_line(url: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:x", "h:65536", "::1:7", "h:1:2", "h:²"])
-def test_what_is_no_address_is_a_usage_error(text: str, url: str) -> None:
+def test_an_invalid_address_is_a_usage_error(text: str, url: str) -> None:
     result = run("broker", url, "--listen", text)
     assert result.exit_code == 2
     assert "HOST:PORT" in result.stderr

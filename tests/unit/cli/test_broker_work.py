@@ -1,4 +1,4 @@
-"""``work``: a command for each batch, and what its exit code means."""
+"""``work``: one command per batch, and the meaning of its exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNTIME = SystemRuntime()
 
 
 class Given:
-    """A claimed batch that notes how it was finished."""
+    """A claimed batch that records how it was finished."""
 
     def __init__(self, sequence: int, delivery_count: int = 1, *, lost: bool = False) -> None:
         self.sequence = sequence
@@ -45,7 +45,7 @@ class Given:
 
 
 class PoolRun:
-    """A pool over some batches, stopped once all of them are finished."""
+    """A pool of commands for some batches that stops once all of them are finished."""
 
     def __init__(self, shell: str, *batches: Given, max_deliveries: int = 0) -> None:
         self.left = list(batches)
@@ -67,7 +67,9 @@ def run_until(ran: PoolRun, when: Callable[[], object]) -> None:
         ran.pool.run()
 
 
-def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path: Path) -> None:
+def test_exit_code_0_finishes_the_batch_and_the_command_gets_lines_and_environment(
+    tmp_path: Path,
+) -> None:
     batch = Given(7, delivery_count=3)
     names = " ".join(f"$OPENDATA_BUFFER_{each}" for each in ("SEQUENCE", "LOCATION"))
     ran = PoolRun(
@@ -80,7 +82,7 @@ def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path:
     eventually(lambda: "1 batch done, 0 released" in ran.pool.summary())
 
 
-def test_the_last_delivery_that_fails_goes_to_the_quarantine_with_its_reason() -> None:
+def test_a_batch_goes_to_the_quarantine_after_its_last_failed_delivery() -> None:
     batches = [Given(1, delivery_count=4), Given(2, delivery_count=5)]
     ran = PoolRun("exit 1", *batches, max_deliveries=5)
     run_until(ran, lambda: batches[1].ended)
@@ -89,7 +91,7 @@ def test_the_last_delivery_that_fails_goes_to_the_quarantine_with_its_reason() -
     assert ran.printed[1].endswith("it goes to the quarantine")
 
 
-def test_a_command_that_does_not_read_its_input_is_judged_by_its_exit_code() -> None:
+def test_the_exit_code_counts_even_if_a_command_does_not_read_its_input() -> None:
     batch = Given(0)
     batch.entries = [b"x" * 1_000_000]
     run_until(PoolRun("exit 0", batch), lambda: batch.ended)
@@ -107,7 +109,7 @@ def test_a_lost_claim_is_reported_and_work_continues() -> None:
 @pytest.mark.parametrize(
     "shell", ["sleep 300", "trap '' TERM; echo; while true; do sleep 300; done"]
 )
-def test_an_interrupt_ends_the_command_with_its_children_and_gives_the_batch_back(
+def test_an_interrupt_ends_the_command_with_its_children_and_releases_the_batch(
     shell: str, tmp_path: Path
 ) -> None:
     batch = Given(7)
@@ -120,7 +122,7 @@ def test_an_interrupt_ends_the_command_with_its_children_and_gives_the_batch_bac
     eventually(lambda: not alive_in_group(int(pid.read_text())))
 
 
-def test_a_command_that_starts_while_the_others_are_signalled_does_not_outlive_them() -> None:
+def test_a_command_that_starts_during_an_interrupt_is_ended_too() -> None:
     ran = PoolRun("trap '' TERM; sleep 60")
     ran.pool._stopping = True
     assert ran.pool._run(Given(7), b"") == -signal.SIGKILL
@@ -134,7 +136,7 @@ def alive_in_group(group: int) -> bool:
     return any(int(pgid) == group and not state.startswith("Z") for pgid, state in rows)
 
 
-def test_a_command_that_cannot_be_started_ends_the_work_and_costs_no_batch() -> None:
+def test_a_command_that_cannot_be_started_ends_the_work_without_a_failed_delivery() -> None:
     batch = Given(7)
     ran = PoolRun("", batch)
     ran.pool.command = ["/nowhere/command"]
@@ -165,6 +167,6 @@ def test_a_mistyped_path_or_command_is_reported_before_anything_is_claimed(
     assert store.list("").objects == before
 
 
-def test_a_command_is_needed_and_a_mistyped_option_is_no_part_of_it(url: str) -> None:
+def test_a_command_is_required_and_a_mistyped_option_is_not_part_of_it(url: str) -> None:
     assert run("work", url).exit_code == 2
     assert run("work", url, "--paralel", "2", "--", "cat").exit_code == 2

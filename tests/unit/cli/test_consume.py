@@ -62,7 +62,7 @@ def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore
     assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (0, 2, 1)
 
 
-def test_consume_looks_and_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
+def test_consume_without_ack_changes_nothing(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     before = store.list("").objects
     assert ok("consume", url).stdout == "a\nb\n"
@@ -70,7 +70,7 @@ def test_consume_looks_and_changes_nothing_at_all(url: str, store: MemoryStore) 
     assert store.list("").objects == before
 
 
-def test_looking_from_the_earliest_batch_of_a_consumed_queue_says_what_is_gone(
+def test_reading_from_the_start_of_a_consumed_queue_warns_about_the_gap(
     url: str, store: MemoryStore
 ) -> None:
     fill(url, [b"a"], [b"b"])
@@ -79,10 +79,10 @@ def test_looking_from_the_earliest_batch_of_a_consumed_queue_says_what_is_gone(
     assert "2 batches were read and removed before this" in line
     assert f"'opendata-buffer readers enable {url} --retention 7d'" in line
     for words in (("consume", url), ("consume", url, "--ack")):
-        assert "removed" not in ok(*words).stderr, "the restart of a consumer is no surprise"
+        assert "removed" not in ok(*words).stderr, "a restarted consumer gets no warning"
 
 
-def test_f25_consume_stops_at_a_missing_batch_and_keeps_what_came_before(
+def test_f25_consume_stops_at_a_missing_batch_and_acknowledges_earlier_ones(
     url: str, store: MemoryStore
 ) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
@@ -95,7 +95,7 @@ def test_f25_consume_stops_at_a_missing_batch_and_keeps_what_came_before(
 
 
 @pytest.mark.parametrize("more", [("--ack",), ()])
-def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
+def test_consume_follow_polls_until_it_is_interrupted_and_prints_a_summary(
     url: str, capfd: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
     fill(url, [b"a"])
@@ -108,7 +108,7 @@ def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
     assert summary == {"records": 1, "batches": 1, "bytes": 1, "last_sequence": 0}
 
 
-def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
+def test_consume_of_a_mistyped_path_creates_no_directory(tmp_path: Path) -> None:
     for words in ("consume", "status", "fsck", "gc", "consume --ack"):
         command, *more = words.split()
         line = fails(command, str(tmp_path / "typo"), "--data-path-prefix", "x", *more)
@@ -142,7 +142,7 @@ def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
 
 
 def noted(url: str, store: MemoryStore, **fields: Any) -> None:
-    """A consumer that claimed the queue, by a note with these fields."""
+    """Claim the queue as a consumer with a note that has these fields."""
     with Consumer(ConsumerConfig(store=url)):
         pass
     note = json.loads(bytes_of(store, "ingest/_consumer.json"))
@@ -159,7 +159,7 @@ def noted(url: str, store: MemoryStore, **fields: Any) -> None:
     ],
     ids=["another host", "the one before was closed", "here, and alive", "here, another user's"],
 )
-def test_taking_asks_while_another_consumer_seems_to_run(
+def test_consume_with_ack_asks_if_another_consumer_seems_to_run(
     url: str, store: MemoryStore, fields: dict[str, Any]
 ) -> None:
     fill(url, [b"a"])
@@ -168,7 +168,7 @@ def test_taking_asks_while_another_consumer_seems_to_run(
     line = fails("consume", url, "--ack")
     assert "the consumer of 'ingest' (Spark, process" in line
     assert "seems to run. It will be fenced" in line
-    assert ok("consume", url).stdout == "a\n"  # Looking asks nothing.
+    assert ok("consume", url).stdout == "a\n"  # Reading without --ack asks nothing.
     assert store.list("").objects == before
     assert ok("consume", url, "--ack", "--yes").stdout == "a\n"
 
@@ -183,7 +183,7 @@ def test_taking_asks_while_another_consumer_seems_to_run(
     ],
     ids=["ended", "fenced", "closed", "a trim"],
 )
-def test_taking_does_not_ask_for_a_consumer_that_is_gone(
+def test_consume_with_ack_does_not_ask_about_a_stopped_consumer(
     url: str, store: MemoryStore, fields: dict[str, Any]
 ) -> None:
     fill(url, [b"a"])
@@ -191,7 +191,7 @@ def test_taking_does_not_ask_for_a_consumer_that_is_gone(
     assert ok("consume", url, "--ack").stdout == "a\n"
 
 
-def test_a_queue_is_created_only_when_that_is_asked_for(url: str, store: MemoryStore) -> None:
+def test_a_queue_is_created_only_on_request(url: str, store: MemoryStore) -> None:
     assert "or create it with --create-if-missing" in fails("consume", url, "--ack")
     assert "create" not in fails("consume", url)
     assert store.list("").objects == ()
@@ -220,7 +220,7 @@ def test_a_topic_is_piped_into_another_store_with_metadata_keys_and_order(url: s
 
 
 def topic_with(url: str, *partitions: list[list[bytes]]) -> list[str]:
-    """A topic, and batches in its partitions."""
+    """Create a topic with batches in its partitions."""
     names = topic_of(url, len(partitions))
     for name, batches in zip(names, partitions, strict=True):
         if batches:
@@ -228,7 +228,7 @@ def topic_with(url: str, *partitions: list[list[bytes]]) -> list[str]:
     return names
 
 
-def test_a_topic_is_consumed_whole_and_each_record_names_its_partition(
+def test_all_partitions_of_a_topic_are_consumed_and_each_record_names_its_own(
     url: str, store: MemoryStore
 ) -> None:
     first, _, third = topic_with(url, [[b"a"], [b"b", b"c"]], [], [[b"d"]])
@@ -247,7 +247,7 @@ def test_a_topic_is_consumed_whole_and_each_record_names_its_partition(
 
 
 @pytest.mark.parametrize("more", [("--ack",), ()], ids=["consumer", "read only"])
-def test_of_a_topic_no_more_batches_are_consumed_than_asked_for(
+def test_only_the_requested_number_of_batches_of_a_topic_is_consumed(
     url: str, more: tuple[str, ...]
 ) -> None:
     topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
@@ -257,7 +257,9 @@ def test_of_a_topic_no_more_batches_are_consumed_than_asked_for(
 
 
 @pytest.mark.parametrize("more", [("--ack",), ()], ids=["consumer", "read only"])
-def test_of_a_topic_what_is_committed_is_consumed(url: str, more: tuple[str, ...]) -> None:
+def test_only_committed_transactions_of_a_topic_are_consumed(
+    url: str, more: tuple[str, ...]
+) -> None:
     names = topic_of(url, 2)
     with Publisher(url, name="p") as publisher:
         for number, name in enumerate(names):
@@ -315,7 +317,7 @@ def test_a_partition_that_is_added_or_first_written_is_read(
     first, second = topic_of(url, 2)
     reader = read_only(url, "latest")
     assert seen(reader) == []
-    # It was empty when somebody looked, so all that it gets came later.
+    # It was empty at the first read, so all its batches came later.
     fill(url, [b"a"], data_path_prefix=first)
     third = Topic.open(url).expand(3).names[2]
     fill(url, [b"b"], data_path_prefix=third)
@@ -354,13 +356,13 @@ def test_json_has_all_fields_of_each_record() -> None:
             **where, "index": 1, "time": "2026-01-01T00:00:00.123Z", "metadata": "m",
             "value_base64": "Cv8=",
         },
-        # A time that no calendar has is in 'dump'.
+        # A time outside every calendar is shown by 'dump'.
         {**where, "index": 2, "time": None, "metadata_base64": "/g==", "value": "ü"},
     ]  # fmt: skip
 
 
 class Out(io.BytesIO):
-    """Notes each write and flush; its reader goes away after so many writes."""
+    """Records each write and flush. Its reader closes the pipe after a number of writes."""
 
     def __init__(self, log: list[Any], broken_after: int = 9) -> None:
         super().__init__()
@@ -379,7 +381,7 @@ class Out(io.BytesIO):
 
 
 def write_to(out: Out, *batches: list[bytes]) -> dict[str, Any]:
-    """Write batches out; whatever happens is in the log of ``out``."""
+    """Write batches out, and record all steps in the log of ``out``."""
     left = deque(enumerate(batches))
 
     def read(limit: int) -> Iterator[ArrowBatch]:
@@ -404,7 +406,7 @@ def test_records_are_written_and_flushed_before_they_are_acknowledged() -> None:
     ]  # fmt: skip
 
 
-def test_an_interrupt_acknowledges_what_was_written_out() -> None:
+def test_written_batches_are_acknowledged_after_an_interrupt() -> None:
     class Interrupted(Out):
         def flush(self) -> None:
             if self.getvalue().endswith(b"b\n"):
@@ -416,7 +418,7 @@ def test_an_interrupt_acknowledges_what_was_written_out() -> None:
     assert out.log[-1] == [("", 0)]
 
 
-def test_a_reader_that_went_away_gets_the_whole_group_again() -> None:
+def test_a_group_is_delivered_again_if_the_reader_of_the_pipe_has_gone() -> None:
     out = Out([], broken_after=2)
     with pytest.raises(BrokenPipeError):
         write_to(out, [b"a"], [b"b"], [b"c"])

@@ -1,6 +1,6 @@
-"""Every command that a message suggests is whole: it is run here as it is printed.
+"""Every command that a message suggests is complete, and is run here as it is printed.
 
-On a server of S3 that only the options name: without them a command goes to another store.
+Only the options name the S3 server, so a command without them uses another store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SUGGESTED = re.compile(r"'opendata-buffer ([^']*)'")
 
 
 class Place:
-    """A store that the options in ``words`` lead to."""
+    """A store that only the options in ``words`` name."""
 
     def __init__(self, server: S3Server, root: str) -> None:
         self.options = StoreOptions(
@@ -45,7 +45,7 @@ class Place:
                 producer.flush()
 
     def run(self, *words: str) -> str:
-        """What a command prints, given the options."""
+        """Run a command with the options, and return its output."""
         at = 2 if words[0] in ("readers", "topic") else 1
         result = run(*words[:at], self.url, *words[at:], *self.words)
         return result.stdout + result.stderr
@@ -66,7 +66,8 @@ def place(server: S3Server, name: str, monkeypatch: pytest.MonkeyPatch) -> Place
     return Place(server, name)
 
 
-# What goes wrong; each yields what commands print then. Their suggestions are followed at once.
+# Each function damages something and yields the output of commands, whose suggestions are run
+# at once.
 
 
 def lost_manifest(place: Place) -> Iterator[str]:
@@ -170,7 +171,7 @@ def test_every_suggested_command_runs_as_it_is_printed(
 
 
 def texts(path: Path) -> list[str]:
-    """The strings of a module; values in them are braces."""
+    """Return the strings of a module, with braces in place of values."""
     tree, found = ast.parse(path.read_text()), []
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, usage, exit codes, errors, and what a person sees."""
+"""The command line as a whole: help, usage, exit codes, errors, and output."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_there_are_at_most_fifteen_commands_and_each_help_starts_with_an_example
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_a_former_name_says_what_took_its_place(name: str) -> None:
+def test_the_error_about_a_former_name_names_its_replacement(name: str) -> None:
     command, _, option = name.partition(" ")
     result = run(command, "memory://x", *option.split())
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == f"Error: '{name}' is no longer there: {MOVED[name]}"
 
 
-def test_help_loads_no_command() -> None:
+def test_help_does_not_load_the_modules_of_commands() -> None:
     code = (
         "import sys\nfrom opendata_buffer.cli.main import COMMANDS, cli\n"
         "cli(['--help'], standalone_mode=False)\n"
@@ -102,7 +102,7 @@ def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
         ("s3://", "names no bucket"),
     ],
 )
-def test_a_wrong_store_is_one_line(command: str, store_url: str, says: str) -> None:
+def test_an_invalid_store_is_a_one_line_error(command: str, store_url: str, says: str) -> None:
     line = fails(command, store_url)
     assert says in line
     assert "secret" not in line
@@ -155,13 +155,13 @@ def test_an_error_is_one_line_and_exit_1(error: Exception, line: str) -> None:
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141)])
-def test_an_interrupt_or_a_gone_reader_is_silent(error: BaseException, code: int) -> None:
+def test_an_interrupt_or_a_closed_pipe_prints_no_error(error: BaseException, code: int) -> None:
     result = run_app(error)
     assert result.exit_code == code
     assert result.stderr == WARNING
 
 
-def test_ctrl_c_at_a_question_is_an_interrupt_and_its_answer_no_an_error(
+def test_ctrl_c_at_a_question_is_an_interrupt_and_the_answer_no_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert run_app(click.Abort()).exit_code == 1
@@ -178,10 +178,10 @@ def test_twice_verbose_shows_the_traceback_without_secrets(words: tuple[str, str
     assert "secret" not in result.stderr
 
 
-# ---- what a person sees
+# ---- output
 
 
-def test_a_pipe_cuts_no_columns_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_to_a_pipe_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert open_console().width == 160
     monkeypatch.setenv("COLUMNS", "70")
@@ -193,7 +193,7 @@ def test_a_pipe_cuts_no_columns_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleQueue[int]]:
-    """This process in place of a command's; the exit codes by which another thread ended it."""
+    """Use this process in place of a command's, and return the exit codes that ended it."""
     ended = SimpleQueue[int]()
     monkeypatch.setattr(os, "_exit", ended.put)
     monkeypatch.setattr(sys, "argv", ["opendata-buffer", "work"])
@@ -203,7 +203,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleQueue[int]]:
     handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     yield ended
     writer = signal.set_wakeup_fd(-1)
-    os.write(writer, bytes([signal.SIGTERM]))  # ends the thread that waits for one
+    os.write(writer, bytes([signal.SIGTERM]))  # ends the thread that waits for a code
     for each in threading.enumerate():
         if each.name == "opendata-buffer-signals":
             each.join(60)
@@ -213,7 +213,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleQueue[int]]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_command_by_its_code_also_one_that_hangs(
+def test_a_signal_ends_a_command_with_its_code_even_if_it_hangs(
     number: signal.Signals, code: int, process: SimpleQueue[int], capfd: pytest.CaptureFixture[str]
 ) -> None:
     given_up: list[int] = []
@@ -232,7 +232,7 @@ def test_a_signal_ends_a_command_by_its_code_also_one_that_hangs(
     assert capfd.readouterr().err == "so far: 3\n"
 
 
-def test_a_command_that_has_ended_keeps_its_code_and_threads_fail_in_a_line(
+def test_a_finished_command_keeps_its_code_and_errors_of_threads_are_one_line(
     process: SimpleQueue[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     @click.command()
@@ -245,7 +245,7 @@ def test_a_command_that_has_ended_keeps_its_code_and_threads_fail_in_a_line(
         errors.run_group(FailureGroup(commands={"work": work}))
     signal.raise_signal(signal.SIGINT)
     assert ended.value.code == 0
-    assert process.get(timeout=60) == errors.INTERRUPTED  # where Python's own end hangs
+    assert process.get(timeout=60) == errors.INTERRUPTED  # where the shutdown of Python hangs
     assert caplog.messages == ["a-thread failed"]
 
 
@@ -280,7 +280,7 @@ def test_output_that_cannot_be_written_at_the_end_is_discarded(
     errors._flush_stdout()
 
 
-def test_without_standard_output_a_command_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_does_not_start_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
     group = FailureGroup(callback=lambda: None, invoke_without_command=True)
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(Failure, match="standard output is closed"):

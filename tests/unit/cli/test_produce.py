@@ -20,13 +20,13 @@ from opendata_buffer.topic import partitioner as mapping
 from tests.unit.cli.shell import LATER, bytes_of, fails, manifest_of, ok, records_of, run, topic_of
 
 
-def test_produce(url: str, store: MemoryStore) -> None:
+def test_produce_writes_the_lines_of_its_input(url: str, store: MemoryStore) -> None:
     out = ok("produce", url, *LATER, stdin=b"one\n\ntwo\r\n\xff\x00").stdout
     assert json.loads(out.splitlines()[-1]) == {"records": 4, "batches": 1, "bytes": 9}
     assert records_of(store) == [b"one", b"", b"two\r", b"\xff\x00"]
 
 
-def test_produce_with_every_option(url: str, store: MemoryStore) -> None:
+def test_produce_accepts_every_option(url: str, store: MemoryStore) -> None:
     lines = b"".join(b"%09d\n" % n for n in range(1000))
     out = ok(
         "produce", url, "--data-path-prefix", "a/ü", "--manifest-path", "q/m", "--compression",
@@ -62,7 +62,7 @@ def test_f29_a_failed_batch_is_reported_once(
         raise PermanentStorageError(f"cannot write {key!r}: no space. Free some space.")
 
     monkeypatch.setattr(store, "put", full)
-    # One line, checked there, although the handle, flush() and close() all say so.
+    # fails() checks that it is one line, although the handle, flush(), and close() all raise it.
     line = fails("produce", url, stdin=b"1\n2\n")
     assert "no space. Free some space. " in line
     assert line.endswith("Of the input, not one line is known to be durable.")
@@ -80,7 +80,7 @@ def test_f29_a_failed_batch_is_reported_once(
         ),
     ],
 )
-def test_bad_input_says_which_record_and_byte_and_what_is_durable(
+def test_the_error_about_bad_input_has_its_record_and_byte_and_the_durable_records(
     url: str, store: MemoryStore, framing: str, stdin: bytes, reason: str
 ) -> None:
     line = fails("produce", url, "--framing", framing, stdin=stdin)
@@ -93,7 +93,7 @@ def test_bad_input_says_which_record_and_byte_and_what_is_durable(
 
 
 def by_partition(store: MemoryStore, names: list[str]) -> dict[str, list[bytes]]:
-    """The records of the partitions that were written."""
+    """Return the records of the partitions that were written."""
     return {
         name: records_of(store, f"{name}/manifest")
         for name in names
@@ -102,7 +102,7 @@ def by_partition(store: MemoryStore, names: list[str]) -> dict[str, list[bytes]]
 
 
 def mapped(keys: list[bytes], names: list[str], records: list[bytes]) -> dict[str, list[bytes]]:
-    """Where records with these keys belong."""
+    """Return the partitions of records with these keys."""
     found: dict[str, list[bytes]] = {}
     for index, record in zip(mapping.modulo(keys, names), records, strict=True):
         found.setdefault(names[index], []).append(record)
@@ -113,7 +113,7 @@ KEYS = [b"key %d" % (n % 7) for n in range(50)]
 RECORDS = [b"%d" % n for n in range(50)]
 
 
-def test_records_go_into_a_topic_by_their_metadata_or_a_key_in_json(
+def test_records_are_assigned_to_partitions_by_their_metadata_or_a_key_in_json(
     url: str, store: MemoryStore
 ) -> None:
     names = topic_of(url, 4)
@@ -136,7 +136,9 @@ def test_records_go_into_a_topic_by_their_metadata_or_a_key_in_json(
     assert by_partition(store, names) == expected
 
 
-def test_one_key_for_all_records_and_another_partitioner(url: str, store: MemoryStore) -> None:
+def test_one_key_for_all_records_and_another_partitioner_can_be_chosen(
+    url: str, store: MemoryStore
+) -> None:
     names = topic_of(url, 4)
     for _ in range(3):
         ok("produce", url, "--key", "k", "--partitioner", "rendezvous", stdin=b"a\nb\n")
@@ -144,7 +146,7 @@ def test_one_key_for_all_records_and_another_partitioner(url: str, store: Memory
     assert by_partition(store, names) == {names[only]: [b"a", b"b"] * 3}
 
 
-def test_a_bad_record_ends_the_command_after_those_before_it(url: str, store: MemoryStore) -> None:
+def test_the_records_before_a_bad_one_are_produced(url: str, store: MemoryStore) -> None:
     names = topic_of(url, 2)
     line = fails("produce", url, "--json", stdin=b'{"value": "1"}\n{"value": "2"}\n{}\n')
     assert line.endswith("lines 1 to 2 are durable; of those behind some may be.")
@@ -152,7 +154,7 @@ def test_a_bad_record_ends_the_command_after_those_before_it(url: str, store: Me
 
 
 @pytest.mark.parametrize("options", [("--key", "k"), ("--key-is-metadata",)], ids=" ".join)
-def test_a_key_for_a_queue_is_a_mistake(url: str, options: tuple[str, ...]) -> None:
+def test_a_key_for_a_queue_is_refused(url: str, options: tuple[str, ...]) -> None:
     result = run("produce", url, *options, stdin=b"a\n")
     assert result.exit_code == 2
     assert f"{options[0]} chooses a partition, and records go to one queue" in result.stderr
@@ -188,7 +190,7 @@ def test_metadata_that_is_too_long_for_the_manifest_is_refused(
     assert "metadata has more than 3 bytes" in error
 
 
-def test_json_brings_value_and_metadata_as_text_or_base64() -> None:
+def test_json_input_may_have_value_and_metadata_as_text_or_base64() -> None:
     lines = [
         b'{"value": "\xc3\xa4", "metadata": "m", "sequence": 7}',
         b" ",
@@ -213,13 +215,13 @@ def test_json_brings_value_and_metadata_as_text_or_base64() -> None:
         (b'{"value": "\\ud800"}', "'value' is not text"),
     ],
 )
-def test_a_line_that_is_no_record_is_reported_by_its_number(line: bytes, why: str) -> None:
+def test_the_error_about_an_invalid_line_has_its_number(line: bytes, why: str) -> None:
     error = error_of(JsonRecords().runs([b'{"value": "a"}', line]))
     assert error.startswith("line 2 is not a record")
     assert why in error
 
 
-def test_json_may_bring_keys_and_records_without_one_are_runs_of_their_own() -> None:
+def test_json_input_may_have_keys_and_records_without_a_key_are_sent_separately() -> None:
     lines = [
         b'{"value": "1", "key": "a"}',
         b'{"value": "2", "key_base64": "/w=="}',
@@ -237,7 +239,7 @@ def test_json_may_bring_keys_and_records_without_one_are_runs_of_their_own() -> 
     assert "'key' is not text" in error
 
 
-def test_one_key_or_the_metadata_takes_the_place_of_a_record_s_own_key() -> None:
+def test_one_key_or_the_metadata_replaces_the_key_of_a_record() -> None:
     lines = [b'{"value": "1", "key": "a", "metadata": "m"}']
     assert list(JsonRecords(True, b"").runs(lines)) == [Run([b"1"], b"m", [b""])]
     by_metadata = JsonRecords(True, key_is_metadata=True)
@@ -246,7 +248,7 @@ def test_one_key_or_the_metadata_takes_the_place_of_a_record_s_own_key() -> None
 
 
 class Interrupted(BytesIO):
-    """Input that ends by Ctrl-C."""
+    """Input that ends with Ctrl-C."""
 
     def read1(self, size: int | None = -1) -> bytes:
         if found := super().read1(size):
@@ -254,13 +256,17 @@ class Interrupted(BytesIO):
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_says_how_much_is_durable(url: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_message_after_an_interrupt_has_the_number_of_durable_records(
+    url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run("produce", url, stdin=Interrupted(b"a\nb\n")).exit_code == 130
     said = capfd.readouterr().err
     assert said == "ended by a signal: of the input, lines 1 to 2 are durable\n"
 
 
-def test_a_closed_standard_input_is_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_standard_input_is_an_error_and_not_an_empty_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(Failure, match="standard input is closed"):
         cli(["produce", "memory://x"], standalone_mode=False)

@@ -57,7 +57,7 @@ def set_position(store: MemoryStore, name: str, **fields: object) -> None:
 
 
 def log_of(url: str, batches: int, *more: str) -> None:
-    """A log of so many batches with one record each, most of them in segments."""
+    """Create a log of this number of batches with one record each, most of them in segments."""
     fill(url, [b"0"])
     ok("readers", "enable", url, "--yes", *more)
     fill(url, *([b"%d" % number] for number in range(1, batches)))
@@ -82,7 +82,7 @@ def lines_of(*arguments: str) -> list[dict[str, object]]:
 # ---- enable
 
 
-def test_enabling_asks_and_says_what_other_consumers_may_not_do(
+def test_enabling_readers_asks_and_explains_the_limits_of_other_consumers(
     url: str, store: MemoryStore
 ) -> None:
     fill(url, [b"a"])
@@ -92,7 +92,7 @@ def test_enabling_asks_and_says_what_other_consumers_may_not_do(
     assert [each.key for each in store.list(INDEX).objects] == []
 
 
-def test_f42_a_consumer_that_runs_is_named_and_fenced(
+def test_f42_a_running_consumer_is_named_and_fenced(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(url, [b"a"], [b"b"])
@@ -109,7 +109,7 @@ def test_f42_a_consumer_that_runs_is_named_and_fenced(
     assert records("consume", url) == [b"a", b"b"]
 
 
-def test_enabling_warns_of_collectors_that_know_no_log(url: str) -> None:
+def test_enabling_readers_warns_about_collectors_without_support_for_logs(url: str) -> None:
     fill(url, [b"a"])
     warning = "no garbage collector of another library"
     assert warning in ok("readers", "enable", url, "--yes").stderr
@@ -130,7 +130,7 @@ def test_status_names_the_command_that_raised_the_epoch(url: str, store: MemoryS
     assert json_of("status", url)["consumer"]["epoch"] == manifest_of(store).epoch
 
 
-def test_enabling_again_changes_the_times_that_are_given(url: str, store: MemoryStore) -> None:
+def test_enabling_again_changes_only_the_given_times(url: str, store: MemoryStore) -> None:
     log_of(url, 1, "--retention", "7d")
     made = json_of("readers", "enable", url, "--reader-expiry", "P2DT12H")
     assert made["made"] is False
@@ -161,7 +161,7 @@ def test_enabling_again_changes_the_times_that_are_given(url: str, store: Memory
         ("--reader-expiry", "9m", "10 minutes at least"),
     ],
 )
-def test_times_that_cannot_be_used_are_refused(
+def test_invalid_times_are_refused(
     url: str, store: MemoryStore, option: str, value: str, why: str
 ) -> None:
     fill(url, [b"a"])
@@ -178,7 +178,7 @@ def test_a_size_may_have_any_usual_unit(url: str, size: str, bytes_: int) -> Non
     assert made["retention_bytes"] == bytes_
 
 
-def test_f45_a_log_whose_index_is_gone_is_not_made_anew(url: str, store: MemoryStore) -> None:
+def test_f45_a_log_whose_index_is_lost_is_not_created_again(url: str, store: MemoryStore) -> None:
     log_of(url, 40)
     store.delete_many([INDEX])
     for words in (("readers", "list"), ("readers", "enable"), ("status",), ("gc",)):
@@ -187,16 +187,16 @@ def test_f45_a_log_whose_index_is_gone_is_not_made_anew(url: str, store: MemoryS
     assert not store.list(INDEX).objects
 
 
-def test_enabling_that_was_interrupted_is_repeated(url: str, store: MemoryStore) -> None:
+def test_an_interrupted_enable_can_be_repeated(url: str, store: MemoryStore) -> None:
     log_of(url, 3)
-    store.delete_many([INDEX])  # as after the marker, and before the index
+    store.delete_many([INDEX])  # as between the writes of the marker and the index
     assert "was interrupted, run it again" in fails("readers", "list", url)
     made = json_of("readers", "enable", url, "--yes")
     assert (made["made"], made["first_sequence"]) == (True, 0)
     assert records("consume", url) == numbers(0, 3)
 
 
-def test_where_there_is_no_queue_none_is_made(url: str, store: MemoryStore) -> None:
+def test_enabling_readers_does_not_create_a_queue(url: str, store: MemoryStore) -> None:
     assert "there is no queue" in fails("readers", "enable", url, "--yes")
     assert not store.list("").objects
 
@@ -219,7 +219,7 @@ def test_every_partition_of_a_topic_becomes_a_log(url: str, store: MemoryStore) 
 # ---- list, describe, delete
 
 
-def test_readers_are_listed_with_what_waits_for_each(url: str) -> None:
+def test_readers_are_listed_with_their_lag(url: str) -> None:
     log_of(url, 40)
     ok("consume", url, "--ack", "--reader", "slow", "--max-batches", "1")
     ok("consume", url, "--ack", "--reader", "quick")
@@ -235,7 +235,7 @@ def test_readers_are_listed_with_what_waits_for_each(url: str) -> None:
     assert "behind 39 batches" in shown
 
 
-def test_an_unknown_reader_is_refused_with_those_that_are_known(url: str) -> None:
+def test_the_error_about_an_unknown_reader_lists_the_known_ones(url: str) -> None:
     log_of(url, 1)
     assert "readers of this log: none yet" in fails("readers", "describe", url, "x")
     for name in ("b", "a"):
@@ -249,7 +249,9 @@ def test_an_unknown_reader_is_refused_with_those_that_are_known(url: str) -> Non
     assert "there is no reader 'x'" in fails("consume", url, "--reader", "x")
 
 
-def test_a_queue_that_is_no_log_names_the_command_that_makes_one(url: str) -> None:
+def test_the_error_about_a_queue_without_readers_names_the_command_that_enables_them(
+    url: str,
+) -> None:
     fill(url, [b"a"])
     for words in (("readers", "list", url), ("readers", "reset", url, "x", "--to-latest")):
         assert f"'opendata-buffer readers enable {url}' makes it one" in fails(*words)
@@ -257,10 +259,10 @@ def test_a_queue_that_is_no_log_names_the_command_that_makes_one(url: str) -> No
     assert "is not a log" in fails("consume", url, "--reader", "x", "--ack")
 
 
-def test_a_reader_that_is_deleted_begins_anew(url: str, store: MemoryStore) -> None:
+def test_a_deleted_reader_starts_again_from_the_beginning(url: str, store: MemoryStore) -> None:
     log_of(url, 3, "--retention", "7d")
     assert records("consume", url, "--ack", "--reader", "x") == numbers(0, 3)
-    store.put("ingest/_readers/x/claims.json", b"{}")  # of its workers
+    store.put("ingest/_readers/x/claims.json", b"{}")  # the claims of its workers
     ok("readers", "delete", url, "x")
     assert index_of(store).readers == ()
     assert not store.list("ingest/_readers/").objects
@@ -309,7 +311,7 @@ def test_a_reset_does_what_its_plan_said(
     assert records("consume", url, "--ack", "--reader", "x") == numbers(after, 40)
 
 
-def test_a_reader_that_runs_is_set_only_with_force_and_fenced_then(url: str) -> None:
+def test_a_running_reader_is_reset_only_with_force_and_is_fenced(url: str) -> None:
     log_of(url, 40)
     config = ConsumerConfig(store=url, reader="x")
     consumer = Consumer(config, program="billing.py")
@@ -336,7 +338,7 @@ def test_a_reader_that_runs_is_set_only_with_force_and_fenced_then(url: str) -> 
         (("../x", "--to-latest"), 1, "reader is '../x'"),
     ],
 )
-def test_a_reset_that_cannot_be_done_changes_nothing(
+def test_an_impossible_reset_changes_nothing(
     url: str, store: MemoryStore, words: tuple[str, ...], code: int, why: str
 ) -> None:
     log_of(url, 40)
@@ -374,7 +376,7 @@ def test_a_reset_to_the_earliest_batch_next_to_a_collector_is_planned_again(
     assert [each["again"] for each in lines] == [30 - times, 30]
 
 
-def test_a_reset_to_the_earliest_batch_is_not_planned_for_ever(
+def test_a_reset_to_the_earliest_batch_is_not_replanned_forever(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_of(url, 30, "--retention", "7d")
@@ -393,7 +395,9 @@ def test_a_reset_to_the_earliest_batch_is_not_planned_for_ever(
     assert "again" in line
 
 
-def test_partitions_count_separately_so_a_sequence_takes_one_of_them(url: str) -> None:
+def test_a_reset_to_a_sequence_needs_one_partition_because_each_has_its_own_sequences(
+    url: str,
+) -> None:
     topic_of(url, 2)
     ok("readers", "enable", url, "--yes")
     for option in ("--shift-by", "--to-sequence"):
@@ -413,7 +417,7 @@ def test_a_reader_is_set_to_the_first_sequence_of_a_log(url: str) -> None:
     assert json_of("readers", "describe", url, "billing")["next_sequence"] == 0
 
 
-def test_consume_with_a_reader_looks_and_with_ack_reads_as_it(url: str) -> None:
+def test_consume_with_a_reader_moves_its_position_only_with_ack(url: str) -> None:
     log_of(url, 40, "--retention", "7d")
     assert records("consume", url, "--ack", "--reader", "x", "--max-batches", "3") == numbers(0, 3)
     assert records("consume", url, "--reader", "x", "--max-batches", "3") == numbers(3, 6)
@@ -434,7 +438,7 @@ def test_consume_asks_before_it_fences_a_reader(url: str, store: MemoryStore) ->
 # ---- status
 
 
-def test_status_shows_what_a_log_keeps_and_how_far_each_reader_is(
+def test_status_shows_the_retained_batches_and_the_position_of_each_reader(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 40, "--retention", "36h")
@@ -464,7 +468,7 @@ def test_status_shows_what_a_log_keeps_and_how_far_each_reader_is(
     assert store.list("").objects == before
 
 
-def test_status_of_a_log_counts_as_consumed_what_lies_before_its_floor(
+def test_status_of_a_log_counts_batches_before_the_floor_as_consumed(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 40)
@@ -477,7 +481,7 @@ def test_status_of_a_log_counts_as_consumed_what_lies_before_its_floor(
     assert "nothing kept, the next is 40" in flat("status", url)
 
 
-def test_status_warns_of_a_reader_that_expires_soon(url: str, store: MemoryStore) -> None:
+def test_status_warns_about_a_reader_that_expires_soon(url: str, store: MemoryStore) -> None:
     log_of(url, 3, "--reader-expiry", "4d")
     ok("consume", url, "--ack", "--reader", "x", "--max-batches", "1")
     assert json_of("status", url)["notes"] == []
@@ -489,7 +493,9 @@ def test_status_warns_of_a_reader_that_expires_soon(url: str, store: MemoryStore
     assert "SOON" in flat("status", url)
 
 
-def test_status_says_that_the_position_of_a_reader_is_missing(url: str, store: MemoryStore) -> None:
+def test_status_shows_that_the_position_of_a_reader_is_missing(
+    url: str, store: MemoryStore
+) -> None:
     log_of(url, 30)
     for name in ("billing", "search"):
         ok("consume", url, "--reader", name, "--ack")
@@ -508,7 +514,7 @@ def test_status_says_that_the_position_of_a_reader_is_missing(url: str, store: M
     assert json_of("status", url)["notes"] == []
 
 
-def test_a_position_that_cannot_be_read_hides_no_other_reader(url: str, store: MemoryStore) -> None:
+def test_an_unreadable_position_does_not_hide_other_readers(url: str, store: MemoryStore) -> None:
     log_of(url, 3, "--retention", "7d")
     for name in ("a", "b"):
         ok("consume", url, "--reader", name, "--ack")
@@ -526,7 +532,7 @@ def test_a_position_that_cannot_be_read_hides_no_other_reader(url: str, store: M
     assert position_of(store, "b").next == 0
 
 
-def test_f42_status_names_what_a_consumer_without_readers_took_off_the_log(
+def test_f42_status_shows_the_batches_that_a_consumer_without_a_reader_dequeued(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 3)
@@ -536,7 +542,7 @@ def test_f42_status_names_what_a_consumer_without_readers_took_off_the_log(
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
-def test_status_exits_1_where_a_reader_cannot_go_on(
+def test_status_exits_1_if_a_reader_cannot_continue(
     url: str, store: MemoryStore, damage: str
 ) -> None:
     log_of(url, 40)
@@ -555,21 +561,21 @@ def test_status_exits_1_where_a_reader_cannot_go_on(
 
 
 def collect_as_v1(store: MemoryStore) -> None:
-    """Delete the batches that the manifest does not name, as a collector of v1 does."""
+    """Delete the batches that are not in the manifest, as a v1 collector does."""
     named = {*manifest_of(store).locations()}
     batches = (each.key for each in store.list("ingest/").objects if each.key.endswith(".batch"))
     store.delete_many([each for each in batches if each not in named])
 
 
 def command_in(text: str, words: str) -> list[str]:
-    """The arguments of the first printed command that begins with these words."""
+    """Return the arguments of the first printed command that starts with these words."""
     found = re.findall(rf"'opendata-buffer ({words} [^']*)'", text)
     assert found, text
     return shlex.split(found[0])
 
 
 @pytest.mark.parametrize("takes", [0, 2])
-def test_f42_what_a_v1_collector_deleted_is_counted_and_each_reader_learns_where_to_continue(
+def test_f42_batches_that_a_v1_collector_deleted_are_counted_and_readers_learn_where_to_continue(
     url: str, store: MemoryStore, takes: int
 ) -> None:
     log_of(url, 100)
@@ -577,7 +583,9 @@ def test_f42_what_a_v1_collector_deleted_is_counted_and_each_reader_learns_where
         ok("readers", "reset", url, name, "--to-sequence", str(first))
     kept = manifest_of(store)
     thief = kept.with_epoch(kept.epoch + 1)
-    gone = index_of(store).end  # What was taken off the manifest is lost, and not missing.
+    gone = index_of(
+        store
+    ).end  # Batches that were dequeued from the manifest are lost, and not missing.
     first = gone + takes
     store.put("ingest/manifest", thief.drop_through(first - 1).raw)
     collect_as_v1(store)
@@ -606,7 +614,7 @@ def test_f42_what_a_v1_collector_deleted_is_counted_and_each_reader_learns_where
     assert run("status", url).exit_code == 0
 
 
-def test_f42_fsck_names_batches_of_a_log_that_are_gone_as_one_problem(
+def test_f42_fsck_reports_missing_batches_of_a_log_as_one_problem(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 100)
@@ -620,7 +628,7 @@ def test_f42_fsck_names_batches_of_a_log_that_are_gone_as_one_problem(
     )
 
 
-def test_f42_a_reader_learns_which_batches_were_taken_and_the_command_that_accepts_it(
+def test_f42_a_reader_learns_the_dequeued_batches_and_the_command_that_accepts_the_loss(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 10)
@@ -636,7 +644,7 @@ def test_f42_a_reader_learns_which_batches_were_taken_and_the_command_that_accep
     assert records("consume", url, "--ack", "--reader", "x") == numbers(7, 10)
 
 
-def test_what_looks_at_a_log_is_told_how_to_look_past_batches_that_are_gone(
+def test_the_error_about_missing_batches_tells_a_read_only_reader_how_to_continue(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 40)
@@ -675,7 +683,7 @@ def test_in_a_partition_of_a_topic_a_printed_command_names_the_partition(
     assert records("consume", url, "--ack", "--reader", "x") == numbers(manifest.first_sequence, 40)
 
 
-def test_fsck_does_not_advise_to_skip_a_batch_of_a_log(url: str, store: MemoryStore) -> None:
+def test_fsck_does_not_suggest_skip_for_a_batch_of_a_log(url: str, store: MemoryStore) -> None:
     log_of(url, 3)
     outside = NewEntry("elsewhere/x.batch")
     store.put("ingest/manifest", manifest_of(store).append([outside]).raw)
@@ -687,7 +695,7 @@ def test_fsck_does_not_advise_to_skip_a_batch_of_a_log(url: str, store: MemorySt
     assert lines_of("readers", "list", url)[0]["lag"] == 0
 
 
-def test_a_probe_of_a_log_looks_at_the_reader_that_is_furthest_behind(url: str) -> None:
+def test_a_probe_of_a_log_uses_the_reader_with_the_largest_lag(url: str) -> None:
     log_of(url, 40)
     assert json_of("status", url, "--max-backlog", "0")["batches"] == 0
     ok("consume", url, "--ack", "--reader", "quick", "--max-batches", "39")
@@ -696,7 +704,7 @@ def test_a_probe_of_a_log_looks_at_the_reader_that_is_furthest_behind(url: str) 
     assert run("status", url, "--max-backlog", "29").exit_code == 3
 
 
-def test_a_status_reads_as_many_objects_of_a_long_log_as_of_a_short_one(
+def test_status_reads_the_same_number_of_objects_for_a_long_log_as_for_a_short_one(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_of(url, 40)
@@ -732,14 +740,14 @@ def test_the_status_of_a_topic_shows_the_readers_of_each_partition(url: str) -> 
 
 
 def named_in(url: str) -> dict[str, list[str]]:
-    """The partitions that list each reader, by its name."""
+    """Return the partitions that list each reader."""
     found: dict[str, list[str]] = {}
     for each in lines_of("readers", "list", url):
         found.setdefault(str(each["name"]), []).append(str(each["partition"]))
     return found
 
 
-def test_f47_a_reader_that_a_partition_lacks_is_shown_and_registered_by_enabling_again(
+def test_f47_a_reader_missing_in_a_partition_is_shown_and_registered_by_enabling_again(
     url: str,
 ) -> None:
     names = topic_of(url, 2)
@@ -769,7 +777,7 @@ def test_f47_a_reset_of_a_new_reader_is_known_to_a_later_expansion(url: str) -> 
     assert len(named_in(url)["billing"]) == 4
 
 
-def test_a_reader_that_is_deleted_from_a_topic_is_not_in_partitions_that_are_added(
+def test_a_reader_that_was_deleted_from_a_topic_is_not_added_to_new_partitions(
     url: str,
 ) -> None:
     topic_of(url, 2)
@@ -782,7 +790,7 @@ def test_a_reader_that_is_deleted_from_a_topic_is_not_in_partitions_that_are_add
     assert {name: len(found) for name, found in named_in(url).items()} == {"search": 3}
 
 
-def test_f47_partitions_that_are_added_while_a_topic_becomes_logs_become_logs(
+def test_f47_partitions_that_are_added_while_readers_are_enabled_become_logs(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = topic_of(url, 2)
@@ -802,7 +810,7 @@ def test_f47_partitions_that_are_added_while_a_topic_becomes_logs_become_logs(
 
 
 def test_f47_a_reader_of_one_partition_is_known_to_a_later_expansion(url: str) -> None:
-    """As workers of a reader are, which open a partition as a queue of its own."""
+    """Workers of a reader open a partition like a queue."""
     names = topic_of(url, 2)
     ok("readers", "enable", url, "--yes")
     for partition in ("0", "1"):
@@ -863,7 +871,7 @@ def test_f53_what_an_expired_reader_lost_in_a_partition_that_left_is_shown_and_a
         (("skip", "3", "--force"), "'opendata-buffer readers reset {url} x --to-sequence 4'"),
     ],
 )
-def test_what_a_log_does_not_do_names_the_command_that_does(
+def test_the_error_about_an_unsupported_command_names_the_one_for_logs(
     url: str, store: MemoryStore, words: tuple[str, ...], instead: str
 ) -> None:
     log_of(url, 40)
@@ -877,7 +885,7 @@ def test_what_a_log_does_not_do_names_the_command_that_does(
     assert store.list("").objects == before
 
 
-def test_taking_batches_of_a_log_without_a_name_says_how_to_give_one(
+def test_the_error_about_consuming_a_log_without_a_reader_says_how_to_name_one(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 40)
@@ -898,7 +906,7 @@ def test_fsck_checks_a_log_from_its_floor_on(url: str, store: MemoryStore) -> No
     assert (found["ok"], found["batches"]) == (True, 30)
 
 
-def test_fsck_names_a_batch_of_a_log_and_how_readers_pass_it_by(
+def test_fsck_names_a_bad_batch_of_a_log_and_how_readers_skip_it(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 40)
@@ -917,7 +925,7 @@ def test_fsck_names_a_batch_of_a_log_and_how_readers_pass_it_by(
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
-def test_fsck_names_a_segment_and_checks_all_others(
+def test_fsck_names_a_bad_segment_and_checks_all_others(
     url: str, store: MemoryStore, damage: str
 ) -> None:
     log_of(url, 60)
@@ -938,7 +946,7 @@ def test_fsck_names_a_segment_and_checks_all_others(
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_f45_fsck_makes_an_index_anew_that_is_gone_or_damaged(
+def test_f45_fsck_rebuilds_a_lost_or_damaged_index(
     url: str, store: MemoryStore, damaged: bool
 ) -> None:
     log_of(url, 300, "--retention", "7d")
@@ -946,7 +954,7 @@ def test_f45_fsck_makes_an_index_anew_that_is_gone_or_damaged(
     ok("readers", "reset", url, "other", "--to-sequence", "290")
     store.put("ingest/_readers/x/claims.json", b"{}")
     before = index_of(store)
-    # What a mover left that lost its race: most of the entries of the first segment.
+    # A mover that lost its race left a segment with most of the entries of the first one.
     part, segment = next(
         Log(store, ConsumerConfig(store=url), SystemRuntime()).segments.each(before)
     )
@@ -969,9 +977,7 @@ def test_f45_fsck_makes_an_index_anew_that_is_gone_or_damaged(
     assert json_of("gc", url)["deleted"] == 0
 
 
-def test_an_index_made_anew_begins_at_the_first_batch_that_is_there(
-    url: str, store: MemoryStore
-) -> None:
+def test_a_rebuilt_index_starts_at_the_first_existing_batch(url: str, store: MemoryStore) -> None:
     log_of(url, 40)
     log = Log(store, ConsumerConfig(store=url), SystemRuntime())
     gone = [each.location for each in log.segments.entries(log.need(), 0, 5)]
@@ -1029,14 +1035,14 @@ def test_f45_a_segment_that_a_killed_mover_stored_is_not_queued_a_second_time(
 
 
 def forget_mark(store: MemoryStore) -> None:
-    """Make the owner marker as one that lags, or that an earlier release wrote."""
+    """Remove the mark of the index from the owner marker, as if the marker were old."""
     marker = json.loads(bytes_of(store, "ingest/_owner.json"))
     del marker["index_changes"]
     store.put("ingest/_owner.json", json.dumps(marker).encode())
 
 
 def restore_old_index(url: str, store: MemoryStore, *, batches: int = 60) -> LogIndex:
-    """Restore the index that a log had before further batches; the index that is hidden by that.
+    """Restore an old index of a log, and return the index that this replaces.
 
     Reader ``early`` registered before the copy was made, and ``late`` after it.
     """
@@ -1051,7 +1057,7 @@ def restore_old_index(url: str, store: MemoryStore, *, batches: int = 60) -> Log
 
 
 @pytest.mark.parametrize("marker_lags", [False, True])
-def test_f46_an_old_index_is_refused_and_fsck_finds_all_that_it_hides(
+def test_f46_an_old_index_is_refused_and_fsck_finds_everything_that_it_lacks(
     url: str, store: MemoryStore, marker_lags: bool
 ) -> None:
     hidden = restore_old_index(url, store)
@@ -1059,7 +1065,7 @@ def test_f46_an_old_index_is_refused_and_fsck_finds_all_that_it_hides(
     assert (old.end, hidden.end) == (24, 56) or old.end < hidden.end
     if marker_lags:
         forget_mark(store)
-    fill(url, *([b"%d" % number] for number in range(60, 100)))  # Producers go on.
+    fill(url, *([b"%d" % number] for number in range(60, 100)))  # Producers continue.
     assert index_of(store).lost == ()
     before = {each.key for each in store.list("ingest/").objects}
     for words in (("status",), ("gc",), ("consume", "--ack", "--reader", "early")):
@@ -1099,10 +1105,10 @@ def test_f46_an_old_index_that_lacks_only_a_reader_and_a_retention_is_refused(
 
 
 @pytest.mark.parametrize("floor_passed", [False, True])
-def test_f46_fsck_brings_back_what_an_old_index_calls_lost(
+def test_f46_fsck_restores_batches_that_an_old_index_calls_lost(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, floor_passed: bool
 ) -> None:
-    """As an earlier release noted it, which did not look for stored segments."""
+    """An earlier release, which did not look for stored segments, noted them as lost."""
     restore_old_index(url, store)
     forget_mark(store)
     with monkeypatch.context() as earlier:
@@ -1143,7 +1149,9 @@ def test_f46_a_manifest_and_an_index_that_were_restored_together_lose_nothing(
     assert {*found} == {*numbers(0, 100)}
 
 
-def test_an_index_of_a_queue_that_was_started_over_is_left(url: str, store: MemoryStore) -> None:
+def test_an_index_of_an_earlier_queue_is_not_used_for_a_rebuild(
+    url: str, store: MemoryStore
+) -> None:
     log_of(url, 40)
     store.put(INDEX, replace(index_of(store), queue_id="another").to_json())
     result = run("fsck", url, "--repair", "--yes")
@@ -1152,7 +1160,7 @@ def test_an_index_of_a_queue_that_was_started_over_is_left(url: str, store: Memo
     assert index_of(store).queue_id == "another"
 
 
-def test_a_rebuilt_manifest_repeats_nothing_that_segments_have(
+def test_a_rebuilt_manifest_does_not_repeat_batches_of_segments(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 40)
@@ -1182,7 +1190,7 @@ def test_a_rebuilt_manifest_repeats_nothing_that_segments_have(
     assert sorted(records("consume", url, "--ack", "--reader", "x")) == numbers(end, 40)
 
 
-def test_a_log_whose_segment_is_gone_gets_no_manifest_that_repeats_it(
+def test_a_rebuilt_manifest_does_not_repeat_the_batches_of_a_lost_segment(
     url: str, store: MemoryStore
 ) -> None:
     log_of(url, 40)

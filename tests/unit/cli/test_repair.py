@@ -1,4 +1,4 @@
-"""``fsck``, ``skip``, ``restore``, ``trim`` and ``gc``."""
+"""``fsck``, ``skip``, ``restore``, ``trim``, and ``gc``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.unit.cli.shell import (
 
 
 def damage(url: str, store: MemoryStore) -> None:
-    """Five batches: sound, gone, garbage, sound, and the sound ones' neighbour queued again."""
+    """Create five batches: sound, missing, garbage, sound, and one that is queued twice."""
     fill(url, [b"a"], [b"b"], [b"c"], [b"d"])
     entries = manifest_of(store).entries()
     store.delete_many([entries[1].location])
@@ -62,7 +62,7 @@ def test_repair_skips_batches_that_cannot_be_delivered_and_keeps_copies(
     assert ok("consume", url, "--ack").stdout == "a\nd\n"
 
 
-def test_repair_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
+def test_repair_changes_nothing_without_a_confirmation(url: str, store: MemoryStore) -> None:
     damage(url, store)
     before = store.list("").objects
     result = run("fsck", url, "--repair", "--dry-run")
@@ -96,14 +96,14 @@ def test_at_a_terminal_a_repair_is_confirmed(
 
 
 def stuck(url: str, store: MemoryStore) -> str:
-    """A queue of three batches of which the second cannot be read; returns its location."""
+    """Create a queue of three batches whose second one is unreadable, and return its location."""
     fill(url, [b"a"], [b"b"], [b"c"])
     location = manifest_of(store).entries()[1].location
     store.put(location, b"garbage")
     return location
 
 
-def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -> None:
+def test_skipped_batches_are_listed_and_can_be_restored(url: str, store: MemoryStore) -> None:
     location = stuck(url, store)
     found = json_of("skip", url, "1")
     assert (found["sequence"], found["location"], found["copied_bytes"]) == (1, location, 7)
@@ -134,9 +134,7 @@ def test_an_object_that_came_back_after_its_batch_was_skipped_is_restored(
     assert ok("consume", url, "--ack").stdout == "a\nc\nb\n"
 
 
-def test_an_object_that_no_entry_names_is_enqueued_once_after_asking(
-    url: str, store: MemoryStore
-) -> None:
+def test_an_orphan_is_enqueued_once_after_a_confirmation(url: str, store: MemoryStore) -> None:
     old = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
     fill(url, [b"a"])
     store.put(old, encode_batch([b"old"]))
@@ -152,7 +150,7 @@ def test_an_object_that_no_entry_names_is_enqueued_once_after_asking(
     assert ok("consume", url, "--ack").stdout == "old\n"
 
 
-def test_what_is_no_unqueued_batch_is_not_enqueued(url: str, store: MemoryStore) -> None:
+def test_only_an_unqueued_batch_can_be_enqueued(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     young = batch_key("ingest", SystemRuntime().ulid())
     garbage = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
@@ -170,7 +168,7 @@ def test_what_is_no_unqueued_batch_is_not_enqueued(url: str, store: MemoryStore)
     assert store.list("").objects == before
 
 
-def test_a_report_that_cannot_be_read_is_a_note(url: str, store: MemoryStore) -> None:
+def test_an_unreadable_report_is_shown_as_a_note(url: str, store: MemoryStore) -> None:
     stuck(url, store)
     ok("skip", url, "1")
     store.put("ingest/_quarantine/x.json", b"foreign")
@@ -179,7 +177,7 @@ def test_a_report_that_cannot_be_read_is_a_note(url: str, store: MemoryStore) ->
     assert "'ingest/_quarantine/x.json': the report of a batch" in found["notes"][0]
 
 
-def test_f4_a_queue_starts_over_only_with_recreate(url: str, store: MemoryStore) -> None:
+def test_f4_a_queue_is_recreated_only_with_the_option(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     store.delete_many(["ingest/manifest"])
     (advised,) = re.findall(
@@ -189,7 +187,7 @@ def test_f4_a_queue_starts_over_only_with_recreate(url: str, store: MemoryStore)
     assert manifest_of(store).first_sequence == 0
 
 
-def test_f4_of_a_topic_the_partitions_that_lost_their_manifest_start_over(
+def test_f4_only_partitions_without_their_manifest_are_recreated(
     url: str, store: MemoryStore
 ) -> None:
     lost, sound, unused = topic_of(url, 3)
@@ -207,7 +205,7 @@ def test_f4_of_a_topic_the_partitions_that_lost_their_manifest_start_over(
 # ---- trim
 
 
-def test_what_lies_before_the_place_leaves_the_queue_and_is_in_the_quarantine(
+def test_trim_dequeues_batches_before_a_position_and_quarantines_them(
     url: str, store: MemoryStore
 ) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
@@ -222,7 +220,7 @@ def test_what_lies_before_the_place_leaves_the_queue_and_is_in_the_quarantine(
     assert ok("consume", url, "--ack").stdout == "c\na\n"
 
 
-def test_trim_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
+def test_trim_changes_nothing_without_a_confirmation(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     before = store.list("").objects
     out = ok("trim", url, "--to", "latest", "--dry-run").stdout
@@ -240,7 +238,7 @@ def test_trim_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> Non
     assert store.list("").objects == before
 
 
-def test_a_trim_that_is_interrupted_says_how_to_go_on(
+def test_the_message_of_an_interrupted_trim_says_how_to_continue(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*args: object, **named: object) -> None:
@@ -253,7 +251,9 @@ def test_a_trim_that_is_interrupted_says_how_to_go_on(
     assert manifest_of(store).entry_count == 1
 
 
-def test_a_topic_is_moved_by_time_or_to_the_latest(url: str, store: MemoryStore) -> None:
+def test_a_topic_can_be_trimmed_by_time_or_to_the_latest_batch(
+    url: str, store: MemoryStore
+) -> None:
     first, _, third = topic_of(url, 3)
     fill(url, [b"a"], data_path_prefix=first)
     fill(url, [b"b"], [b"c"], data_path_prefix=third)
@@ -268,7 +268,7 @@ def test_a_topic_is_moved_by_time_or_to_the_latest(url: str, store: MemoryStore)
     assert records_of(store, f"{first}/manifest") == []
 
 
-# ---- a wrong data prefix, where the data lies beside the manifest and not below its folder
+# ---- a wrong data prefix, with data next to the folder of the manifest
 
 
 DATA, FOLDER = "ingest/otel/logs/data", "ingest/otel/logs"
@@ -276,7 +276,7 @@ MANIFEST = ("--manifest-path", f"{FOLDER}/manifest")
 
 
 def exported(store: MemoryStore, *records: bytes) -> None:
-    """As OpenTelemetry's exporter lays a queue out; it makes no marker."""
+    """Create a queue in the layout of OpenTelemetry's exporter, which writes no marker."""
     entries = []
     for record in records:
         entries.append(NewEntry(batch_key(DATA, SystemRuntime().ulid())))
@@ -286,20 +286,22 @@ def exported(store: MemoryStore, *records: bytes) -> None:
 
 
 def hasten(store: MemoryStore, prefix: str = "ingest") -> None:
-    """Make the queue's grace period shorter than any command takes."""
+    """Make the grace period of the queue shorter than any command."""
     marker = json.loads(bytes_of(store, owner_key(prefix)))
     store.put(owner_key(prefix), json.dumps({**marker, "grace_period_ms": 1}).encode())
     SystemRuntime().sleep(0.005)
 
 
 def claim_wrongly(url: str, prefix: str, manifest_path: str = "") -> None:
-    """As a release that did not look at the locations."""
+    """Claim a prefix like a release that did not check the locations."""
     config = QueueConfig(store=url, data_path_prefix=prefix, manifest_path=manifest_path)
     claim = claim_queue(MemoryStore.named(url.removeprefix("memory://")), config)
     claim.note(Manifest.empty())
 
 
-def test_the_data_prefix_is_where_the_batches_lie(url: str, store: MemoryStore) -> None:
+def test_the_data_prefix_is_derived_from_the_locations_of_batches(
+    url: str, store: MemoryStore
+) -> None:
     exported(store, b"a", b"b", b"c")
     line = fails("consume", url, "--ack", *MANIFEST, "--data-path-prefix", FOLDER)
     assert f"Its batches lie in '{DATA}'" in line
@@ -314,7 +316,7 @@ def test_the_data_prefix_is_where_the_batches_lie(url: str, store: MemoryStore) 
     assert "problem: manifest" in run("fsck", url, *MANIFEST).stdout
 
 
-def test_f23_a_manifest_leads_nowhere_else(url: str, store: MemoryStore) -> None:
+def test_f23_locations_outside_the_prefix_are_not_followed(url: str, store: MemoryStore) -> None:
     location = "secret/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
     store.put(location, encode_batch([b"secret"]))
     store.put(MANIFEST[1], Manifest.empty().append([NewEntry(location)]).raw)
@@ -343,7 +345,7 @@ def test_f7_a_marker_of_a_wrong_prefix_is_moved_and_keeps_the_id(
     assert [key for key in objects if key.startswith(f"{owner_key(wrong)}.wrong-")]
     assert json.loads(bytes_of(store, owner_key(DATA)))["id"] == before["id"]
     assert ok("consume", url, "--ack", *MANIFEST).stdout == "b\n"
-    assert ok("gc", url, *MANIFEST)  # unless the consumer's own collector was faster
+    assert ok("gc", url, *MANIFEST)  # unless the collector of the consumer was faster
     assert not [each.key for each in store.list(DATA).objects if each.key.endswith(".batch")]
 
 
@@ -360,7 +362,7 @@ def test_f7_a_marker_of_a_queue_without_batches_in_its_prefix_is_replaced(
 
 
 @pytest.mark.parametrize("state", ["queued", "lost", "read, noted by an older release"])
-def test_f7_a_marker_that_another_queue_needs_stays(
+def test_f7_a_marker_of_another_active_queue_is_kept(
     url: str, store: MemoryStore, state: str
 ) -> None:
     theirs = {"data_path_prefix": DATA, "manifest_path": "theirs"}
@@ -385,8 +387,8 @@ def test_f7_a_marker_that_another_queue_needs_stays(
 # ---- gc
 
 
-def test_gc(url: str, store: MemoryStore) -> None:
-    # Collection needs objects older than the next batch and than the clock, in milliseconds.
+def test_gc_deletes_orphans(url: str, store: MemoryStore) -> None:
+    # The collector deletes only objects that are older than the next batch and the clock by 1 ms.
     for record in (b"a", b"b"):
         fill(url, [record])
         SystemRuntime().sleep(0.005)
@@ -422,7 +424,7 @@ def grace_of(store: MemoryStore, prefix: str = "ingest") -> int:
     return found
 
 
-def test_gc_changes_the_grace_period_and_asks_before_it_gets_shorter(
+def test_gc_changes_the_grace_period_and_asks_before_shortening_it(
     url: str, store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(url, [b"a"])
@@ -441,7 +443,7 @@ def test_gc_changes_the_grace_period_and_asks_before_it_gets_shorter(
     assert (result.exit_code, grace_of(store)) == (2, 60_000)
 
 
-# ---- the page "Recover a queue", played through with the commands that it names
+# ---- the page "Recover a queue", followed with the commands that it names
 
 
 def everything_in(store: MemoryStore) -> dict[str, bytes]:
@@ -449,14 +451,14 @@ def everything_in(store: MemoryStore) -> dict[str, bytes]:
 
 
 def restore(store: MemoryStore, objects: dict[str, bytes], *but: str) -> None:
-    """What bucket versioning brings back."""
+    """Restore objects as bucket versioning does."""
     for key, data in objects.items():
         if key not in but:
             store.put(key, data)
 
 
 def three_of_which_one_is_read(url: str) -> str:
-    """A queue in use. The position that its reader has saved."""
+    """Create a queue in use, and return the saved position of its reader."""
     fill(url, [b"a"], [b"b"], [b"c"])
     with Consumer(ConsumerConfig(store=url)) as consumer:
         batch = consumer.next_batch()
@@ -465,7 +467,9 @@ def three_of_which_one_is_read(url: str) -> str:
         return str(consumer.position)
 
 
-def test_a_lost_manifest_of_a_partition_is_no_empty_partition(url: str, store: MemoryStore) -> None:
+def test_a_lost_manifest_of_a_partition_is_not_an_empty_partition(
+    url: str, store: MemoryStore
+) -> None:
     first, second = topic_of(url, 2)
     assert json_of("status", url)["queue_length"] == 0  # never written
     fill(url, [b"a"], data_path_prefix=first)
@@ -486,7 +490,7 @@ def test_a_lost_manifest_of_a_partition_is_no_empty_partition(url: str, store: M
     assert sorted(ok("consume", url, "--ack").stdout.split()) == ["a", "b", "c"]
 
 
-def test_a_lost_manifest(url: str, store: MemoryStore) -> None:
+def test_a_lost_manifest_is_recovered_as_the_page_says(url: str, store: MemoryStore) -> None:
     position = three_of_which_one_is_read(url)
     store.delete_many(["ingest/manifest"])
     for command in (
@@ -507,7 +511,7 @@ def test_a_lost_manifest(url: str, store: MemoryStore) -> None:
     assert "failOnDataLoss=false" in ok("fsck", url, "--repair", "--yes").stdout
     before = store.list("").objects
     ok("fsck", url, "--repair", "--yes")
-    assert store.list("").objects == before  # A sound manifest stays.
+    assert store.list("").objects == before  # A sound manifest is kept.
     ok("fsck", url)
     assert set(records_of(store)) >= {b"b", b"c"}
     with pytest.raises(DataLoss, match="is needed but manifest"):
@@ -518,7 +522,7 @@ def test_a_lost_manifest(url: str, store: MemoryStore) -> None:
     assert out[-1] == "d"
 
 
-def test_a_manifest_of_yesterday(url: str, store: MemoryStore) -> None:
+def test_an_old_manifest_is_recovered_as_the_page_says(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     yesterday = manifest_of(store).raw
     fill(url, [b"b"], [b"c"])
@@ -531,12 +535,12 @@ def test_a_manifest_of_yesterday(url: str, store: MemoryStore) -> None:
     assert json.loads(run("status", url, "--json").stdout)["notes"] == [error]
     ok("fsck", url, "--repair", "--yes")
     assert json_of("status", url)["notes"] == []
-    # In the order of names: those of one millisecond are in no order.
+    # Batches are ordered by name, and names of one millisecond have no order.
     assert sorted(records_of(store)) == [b"a", b"b", b"c"]
     assert any(each.key.startswith("ingest/manifest.broken-") for each in store.list("").objects)
 
 
-def test_a_deleted_prefix_that_comes_back_whole_or_without_its_manifest(
+def test_a_deleted_prefix_is_recovered_with_and_without_its_manifest(
     url: str, store: MemoryStore
 ) -> None:
     three_of_which_one_is_read(url)
@@ -551,12 +555,14 @@ def test_a_deleted_prefix_that_comes_back_whole_or_without_its_manifest(
     store.delete_many(versions)
     restore(store, versions, "ingest/manifest", "ingest/_owner.json")
     ok("fsck", url, "--repair", "--yes")
-    # Nothing tells any more what was read: rather twice than never.
+    # The read position is lost, so batches are repeated rather than lost.
     assert sorted(records_of(store)) == [b"a", b"b", b"c"]
     ok("fsck", url)
 
 
-def test_a_lost_description_of_a_topic(url: str, store: MemoryStore) -> None:
+def test_a_lost_description_of_a_topic_is_recovered_as_the_page_says(
+    url: str, store: MemoryStore
+) -> None:
     topic_of(url, 2)
     fill(url, [b"a"], data_path_prefix="p-00000-04pn")
     store.delete_many(["_topic.json"])
@@ -581,7 +587,7 @@ def test_a_lost_description_of_a_topic(url: str, store: MemoryStore) -> None:
         (b'{"version": 1, "manifest": "other"}', "belongs to the queue with manifest"),
     ],
 )
-def test_a_marker_that_has_everybody_refused_shows_in_the_status(
+def test_status_shows_a_marker_that_makes_every_process_fail(
     url: str, store: MemoryStore, marker: bytes, says: str
 ) -> None:
     fill(url, [b"a"])
@@ -594,7 +600,9 @@ def test_a_marker_that_has_everybody_refused_shows_in_the_status(
     assert note in fails("status", url, "--max-backlog", "9")
 
 
-def test_a_deleted_prefix_that_does_not_come_back(url: str, store: MemoryStore) -> None:
+def test_a_deleted_prefix_without_a_backup_is_recreated_as_the_page_says(
+    url: str, store: MemoryStore
+) -> None:
     position = three_of_which_one_is_read(url)
     store.delete_many(everything_in(store))
     fill(url, [b"new 0"], [b"new 1"])
@@ -603,7 +611,9 @@ def test_a_deleted_prefix_that_does_not_come_back(url: str, store: MemoryStore) 
     assert ok("consume", url, "--ack").stdout == "new 0\nnew 1\n"
 
 
-def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: MemoryStore) -> None:
+def test_batches_expired_by_a_lifecycle_rule_are_skipped_as_the_page_says(
+    url: str, store: MemoryStore
+) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
     versions = everything_in(store)
     expired = [entry.location for entry in manifest_of(store).entries()[:2]]
@@ -612,7 +622,7 @@ def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: Memor
     assert [f"sequence {n} " in result.stdout for n in range(3)] == [True, True, False]
     assert result.stderr.startswith("error: 2 problems in the queue")
     assert "does not exist" in fails("consume", url, "--ack")
-    # With versions nothing is lost.
+    # With bucket versioning, nothing is lost.
     restore(store, {expired[0]: versions[expired[0]]})
     ok("fsck", url, "--repair", "--yes")
     (report,) = json_of("status", url)["quarantine"]
@@ -621,7 +631,7 @@ def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: Memor
     assert ok("consume", url, "--ack").stdout == "a\nc\n"
 
 
-def test_a_lost_marker(url: str, store: MemoryStore) -> None:
+def test_a_lost_marker_is_created_again(url: str, store: MemoryStore) -> None:
     position = three_of_which_one_is_read(url)
     marker = json.loads(everything_in(store)["ingest/_owner.json"])
     store.delete_many(["ingest/_owner.json"])

@@ -32,7 +32,7 @@ from tests.unit.cli.shell import (
 )
 
 
-def test_status_for_a_person(url: str, store: MemoryStore) -> None:
+def test_status_prints_the_state_of_a_queue(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     ok("consume", url, "--ack", "--max-batches", "1")
     out = ok("status", url).stdout
@@ -45,23 +45,23 @@ def test_status_for_a_person(url: str, store: MemoryStore) -> None:
     assert "run fsck" in ok("status", url).stdout
 
 
-def test_f15_status_of_a_corrupt_manifest(url: str, store: MemoryStore) -> None:
+def test_f15_status_reports_a_corrupt_manifest(url: str, store: MemoryStore) -> None:
     store.put("ingest/manifest", b"\xff" * 30)
     assert fails("status", url)
 
 
 @pytest.mark.parametrize(("more", "shown"), [(("--json",), '"queue_length": 1'), ((), "1 batch,")])
-def test_status_watch_goes_on_until_it_is_interrupted(
+def test_status_watch_continues_until_it_is_interrupted(
     url: str, more: tuple[str, ...], shown: str
 ) -> None:
     fill(url, [b"a"])
     result = runner().invoke(cli, ["status", url, "--watch", *more], obj=Ticks(2))
     assert result.exit_code == 130
-    # No terminal: nothing to draw over, so each status is printed.
+    # Output is not a terminal, so each status is printed.
     assert result.stdout.count(shown) == 3
 
 
-def test_in_a_terminal_status_watch_draws_over_what_it_showed(
+def test_status_watch_redraws_the_screen_of_a_terminal(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(url, [b"a"])
@@ -95,7 +95,7 @@ def test_status_shows_whether_the_broker_is_alive(url: str, store: MemoryStore) 
     assert "none, the last one has stopped broker term 2" in flat("status", url)
 
 
-def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
+def test_status_shows_the_claims_of_workers(url: str, store: MemoryStore) -> None:
     fill(url, *([b"%d" % number] for number in range(5)))
     with Worker(WorkerConfig(store=url, name="alice"), store=store) as worker:
         batches = worker.claim(3)
@@ -110,7 +110,7 @@ def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
     assert (claims["frontier"], claims["held"], claims["done"]) == (0, 2, 1)
 
 
-def test_status_notes_damaged_objects_beside_the_manifest(url: str, store: MemoryStore) -> None:
+def test_status_notes_damaged_objects_next_to_the_manifest(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     store.put("ingest/_broker.json", b"garbage")
     store.put("ingest/_claims.json", b"garbage")
@@ -124,7 +124,7 @@ def test_status_notes_damaged_objects_beside_the_manifest(url: str, store: Memor
 # ---- probes and topics
 
 
-def test_a_probe_says_whether_too_much_waits_by_its_exit_code(url: str) -> None:
+def test_the_exit_code_of_a_probe_shows_whether_the_backlog_is_too_large(url: str) -> None:
     fill(url, [b"a"], [b"b"])
     assert ok("status", url, "--max-backlog", "2").stdout.startswith("ok: 2 batches wait, the old")
     result = run("status", url, "--max-backlog", "1")
@@ -144,7 +144,7 @@ def test_a_probe_says_whether_too_much_waits_by_its_exit_code(url: str) -> None:
 
 
 @pytest.mark.parametrize(("share", "says"), [(0.6, "half full: it has 60%"), (0.9, "nearly full")])
-def test_status_and_probe_warn_of_a_manifest_that_fills_up(
+def test_status_and_probe_warn_about_a_manifest_that_fills_up(
     url: str, store: MemoryStore, share: float, says: str
 ) -> None:
     name = topic_of(url, 2)[1]
@@ -157,7 +157,7 @@ def test_status_and_probe_warn_of_a_manifest_that_fills_up(
         assert says in " ".join((one.stdout + one.stderr).split())
 
 
-def test_a_probe_that_cannot_tell_has_another_exit_code(url: str) -> None:
+def test_a_probe_without_a_result_has_another_exit_code(url: str) -> None:
     assert "there is no queue" in fails("status", url, "--max-lag", "5")
     assert run("status", url, "--max-lag", "5", "--watch").exit_code == 2
 
@@ -181,7 +181,7 @@ def test_status_loads_neither_arrow_nor_the_network() -> None:
 # ---- the consumer
 
 
-def test_a_consumer_that_left_no_record_is_not_taken_for_the_one_before(
+def test_a_consumer_without_a_note_is_not_mistaken_for_the_previous_one(
     url: str, store: MemoryStore
 ) -> None:
     fill(url, [b"a"])
@@ -206,12 +206,14 @@ def dumped(kind: str, url: str, data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_something_else_is_named_with_its_fault(kind: str, url: str, store: MemoryStore) -> None:
+def test_dump_reports_the_fault_of_an_unknown_object(
+    kind: str, url: str, store: MemoryStore
+) -> None:
     store.put(KEYS[kind], b"not in this format at all")
     assert f"'{KEYS[kind]}' is not a valid {kind}: " in fails("dump", url, KEYS[kind])
 
 
-def test_manifest_with_every_field(url: str) -> None:
+def test_dump_shows_every_field_of_a_manifest(url: str) -> None:
     metadata = Metadata(0, -1, b"\x00\xff"), Metadata(2**32 - 1, 2**63 - 1, b"")
     entries = [NewEntry("ingest/a.batch"), NewEntry("ingest/ü#1.batch", metadata)]
     assert dumped("manifest", url, Manifest.empty().append(entries).with_epoch(7).raw) == {
@@ -227,13 +229,13 @@ def test_manifest_with_every_field(url: str) -> None:
 
 
 @pytest.mark.parametrize("compression", Compression)
-def test_batch(url: str, compression: Compression) -> None:
+def test_dump_shows_a_batch(url: str, compression: Compression) -> None:
     assert dumped("batch", url, encode_batch([b"", b"\x00\xff", b"text"], compression)) == {
         "version": 1, "compression": compression.name.lower(), "record_count": 3,
         "records_base64": ["", "AP8=", "dGV4dA=="],
     }  # fmt: skip
 
 
-def test_what_is_not_there_is_named(url: str) -> None:
+def test_dump_names_a_missing_object(url: str) -> None:
     assert "'ingest/manifest'" in fails("dump", url)
     assert "'ingest/x.batch'" in fails("dump", url, "ingest/x.batch")

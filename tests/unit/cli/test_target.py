@@ -1,4 +1,4 @@
-"""From options to a store, its settings and its queues."""
+"""From options to a store, its settings, and its queues."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_role_comes_from_options_or_from_the_environment() -> None:
     assert found == given
 
 
-def test_no_option_takes_a_key() -> None:
-    # Whoever may list processes sees command lines.
+def test_no_option_accepts_a_secret_key() -> None:
+    # Every user who can list processes sees command lines.
     parameters = {each.name or "" for _, command in commands() for each in command.params}
     assert "role_arn" in parameters
     secrets = [field.name for field in fields(StoreOptions) if not field.repr]
@@ -90,7 +90,7 @@ def prefixes(url: str, **named: str) -> list[str]:
         return [each.prefix for each in target.queues()]
 
 
-def test_a_role_that_may_not_read_the_topic_s_key_has_a_queue(
+def test_a_role_without_access_to_the_topic_description_uses_a_queue(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(key: str, **options: object) -> object:

@@ -1,4 +1,4 @@
-"""Commands on a queue that another client keeps in a layout of its own."""
+"""Commands on a queue that another client keeps in its own layout."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_f51_every_command_names_the_manifest_of_an_exporter_and_changes_nothing
     assert ok("consume", url, "--ack", *QUEUE).stdout == "a\nb\nc\n"
 
 
-def test_f51_the_folder_above_the_batches_is_refused_with_both_options(
+def test_f51_the_error_about_the_parent_folder_names_both_options(
     url: str, store: MemoryStore
 ) -> None:
     batches = export(store, b"a", b"b", b"c")
@@ -63,7 +63,7 @@ def test_f51_the_folder_above_the_batches_is_refused_with_both_options(
 def test_f51_gc_keeps_the_batches_of_an_exporter_below_a_queue_of_an_earlier_release(
     url: str, store: MemoryStore
 ) -> None:
-    store._now_ms = lambda: 1_767_225_600_000  # written long ago
+    store._now_ms = lambda: 1_767_225_600_000  # the batches are old
     batches = export(store, b"a", b"b", b"c")
     store._now_ms = MemoryStore()._now_ms
     config = QueueConfig(store=url, data_path_prefix=DATA)

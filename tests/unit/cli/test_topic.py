@@ -22,7 +22,7 @@ def description(store: MemoryStore) -> Any:
     return json.loads(bytes_of(store, "_topic.json"))
 
 
-def test_a_topic_is_made_grows_and_is_described(url: str, store: MemoryStore) -> None:
+def test_a_topic_is_created_expanded_and_described(url: str, store: MemoryStore) -> None:
     assert ok("topic", "create", url, "--partitions", "2").stdout == (
         f"created a topic at {url} with 2 partitions\n"
     )
@@ -40,14 +40,14 @@ def test_a_topic_is_made_grows_and_is_described(url: str, store: MemoryStore) ->
     assert "p-00002-0bvb" in shown
 
 
-def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: MemoryStore) -> None:
+def test_a_partition_drains_until_it_is_empty_and_is_removed(url: str, store: MemoryStore) -> None:
     ok("topic", "create", url, "--partitions", "2")
     fill(url, [b"a"], data_path_prefix="p-00001-05mv")
     assert "drains: it leaves the topic when" in ok("topic", "drain", url, "p-00001").stdout
     found = json_of("status", url)["partitions"]
     assert [each["state"] for each in found] == ["active", "draining"]
     ok("consume", url, "--ack", "--partition", "p-00001")
-    assert "drains" in ok("topic", "drain", url, "p-00001").stdout  # its producers may not know
+    assert "drains" in ok("topic", "drain", url, "p-00001").stdout  # its producers may not know yet
     drained = description(store)
     drained["partitions"][1]["since"] -= 60_000
     store.put("_topic.json", json.dumps(drained).encode())
@@ -57,11 +57,11 @@ def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: Memory
     assert [each["name"] for each in description(store)["partitions"]] == ["p-00000-04pn"]
 
 
-def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
+def test_the_error_of_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
     ok("topic", "create", url, "--partitions", "2")
     assert "'p-00001-05mv' of the topic" in fails("fsck", url, "--partition", "1")
     for command in ("produce", "consume", "status", "fsck", "gc"):
-        ok(command, url)  # is about all of them
+        ok(command, url)  # applies to all partitions
     for words in (
         ("work", url, "--", "cat"),
         ("skip", url, "0"),
@@ -73,7 +73,7 @@ def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> No
         assert "Name a partition with --partition" in line
 
 
-def test_a_partition_and_a_prefix_do_not_go_together(url: str) -> None:
+def test_a_partition_and_a_prefix_cannot_be_combined(url: str) -> None:
     result = run("status", url, "--partition", "p-00000", "--data-path-prefix", "x")
     assert result.exit_code == 2
     assert "leave --data-path-prefix" in result.stderr
@@ -112,7 +112,7 @@ def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: Memor
     assert json_of("status", url)["transactions"] == []
 
 
-def test_one_that_is_not_there_and_a_queue_that_is_not_there(url: str) -> None:
+def test_a_missing_transaction_and_a_missing_queue_are_errors(url: str) -> None:
     assert "there is no queue" in fails("abort", url, A.hex())
     fill(url, [b"a"])
     assert f"'opendata-buffer status {url}'" in fails("abort", url, A.hex())
