@@ -295,7 +295,7 @@ PYTHON = [
 
 @pytest.mark.parametrize(("page", "block"), PYTHON)
 def test_python_compiles(page: Path, block: str) -> None:
-    compile(block.replace("%pip", "# %pip"), str(page), "exec")
+    assert compile(block.replace("%pip", "# %pip"), str(page), "exec").co_code
 
 
 def run_here(code: str, tmp_path: Path, **names: Any) -> None:
@@ -375,6 +375,7 @@ def test_the_tutorial_s_first_half_runs(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_example_of_a_test_runs(tmp_path: Path) -> None:
     (block,) = blocks("docs/how-to/test-your-code.md", "python")
+    assert "\nassert " in block or "    assert " in block
     run_here(block, tmp_path)
 
 

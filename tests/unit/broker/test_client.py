@@ -268,7 +268,7 @@ def test_an_abandoned_connection_closes_itself() -> None:
         client = connect(broker_record)
         eventually(lambda: broker.sessions == 1)
         client.abandon()
-        eventually(lambda: client.is_over and broker.sessions == 0)
+        assert eventually(lambda: client.is_over and broker.sessions == 0)
 
 
 def test_connecting_fails_and_closes_the_channel_if_no_thread_can_start() -> None:

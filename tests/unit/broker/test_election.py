@@ -59,7 +59,7 @@ def test_a_host_whose_record_was_replaced_steps_down() -> None:
     with hosting(store) as ours:
         announced = ours.serving
         announce(store, address="127.0.0.1:1")
-        eventually(lambda: ours.broker is None or ours.serving != announced)
+        assert eventually(lambda: ours.broker is None or ours.serving != announced)
 
 
 class Still(ManualRuntime):
@@ -119,7 +119,7 @@ def test_a_broker_that_cannot_reach_the_store_steps_down_although_clients_reach_
         monkeypatch.setattr(election_module, name, seconds)
     store = MemoryStore()
     with cut_off(store) as (ours, _), hosting(store):
-        eventually(lambda: ours.serving is None)
+        assert eventually(lambda: ours.serving is None)
 
 
 def test_a_broker_whose_renewal_is_late_knows_that_it_was_suspended(
@@ -134,7 +134,7 @@ def test_a_broker_whose_renewal_is_late_knows_that_it_was_suspended(
         beaten_at = ours._beaten_at
         eventually(lambda: ours._beaten_at > beaten_at)
         # A busy machine may be late again with a renewal.
-        eventually(lambda: cut_at < ours._steady_since() <= ours._beaten_at)
+        assert eventually(lambda: cut_at < ours._steady_since() <= ours._beaten_at)
 
 
 def refusing(*errors: Exception | None) -> tuple[NetworkOf, list[DiscoveryRecord]]:

@@ -156,7 +156,8 @@ def test_only_a_process_that_becomes_a_broker_loads_cryptography() -> None:
         "assert 'cryptography' not in sys.modules; "
         "tls.broker_context(); assert 'cryptography' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_older_tls_is_refused() -> None:

@@ -363,7 +363,7 @@ def test_a_finish_that_landed_before_its_broker_was_fenced_is_not_a_lost_claim(
     monkeypatch.setattr(DispatcherTerm, "write", write)
     eventually(lambda: batch._claim.over)
     thread.join()
-    eventually(lambda: queued(store) == [])
+    assert eventually(lambda: queued(store) == [])
 
 
 def test_a_refused_heartbeat_is_sent_to_the_newly_announced_broker(

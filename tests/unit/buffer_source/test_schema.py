@@ -22,12 +22,12 @@ from tests.unit.buffer_source.source_queue import SourceQueue, SourceTopic
 from tests.unit.buffer_source.structs import struct
 
 
-def check(schema: StructType, **options: str) -> None:
+def check_columns(schema: StructType, **options: str) -> None:
     check_schema(schema, ValueOptions(**options))
 
 
 def test_a_schema_may_have_fields_of_records_and_metadata_columns() -> None:
-    check(
+    check_columns(
         struct("id bigint", "value string", "sequence int", "_sequence bigint", "_index int",
                "_ingestion_time timestamp", "_metadata string", "_location string",
                "_partition string", "_corrupt_record string")
@@ -46,7 +46,7 @@ def test_a_schema_may_have_fields_of_records_and_metadata_columns() -> None:
 )
 def test_unsupported_columns_are_refused(columns: list[str], message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        check(struct(*columns))
+        check_columns(struct(*columns))
     assert message in str(caught.value)
 
 
@@ -55,7 +55,7 @@ def test_not_null_is_refused_at_any_depth(column: str) -> None:
     inner = StructType().add("x", "integer", nullable=column != "o.x")
     schema = StructType().add("id", "integer", nullable=column != "id").add("o", inner)
     with pytest.raises(InvalidInput, match=f"column '{column}' NOT NULL"):
-        check(schema)
+        check_columns(schema)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_type_with_another_meaning_in_arrow_is_refused_at_any_depth(
     dtype: DataType, named: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        check(StructType().add("c", dtype))
+        check_columns(StructType().add("c", dtype))
     assert f"schema wants column {named}, which records are not read into" in str(caught.value)
 
 

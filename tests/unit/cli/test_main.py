@@ -277,6 +277,7 @@ def test_output_that_cannot_be_written_at_the_end_is_discarded(
         monkeypatch.setattr(sys, "stdout", stdout)
         stdout.write("lost")
         errors._flush_stdout()  # or closing it would raise
+        assert os.fstat(stdout.fileno()).st_rdev == os.stat(os.devnull).st_rdev
     errors._flush_stdout()
 
 

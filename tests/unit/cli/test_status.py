@@ -167,7 +167,7 @@ def test_a_probe_reads_the_manifest_and_lists_nothing(
 ) -> None:
     fill(url, [b"a"])
     monkeypatch.setattr(store, "list", None)
-    ok("status", url, "--max-lag", "60")
+    assert ok("status", url, "--max-lag", "60").exit_code == 0
 
 
 def test_status_loads_neither_arrow_nor_the_network() -> None:

@@ -53,7 +53,7 @@ THREE = BLOCK + FOOTER
 RECORDS = [b"hello", b"", b"\x00\xff"]
 
 
-def refuse(data: bytes, match: str, max_bytes: int = 1 << 20) -> None:
+def assert_refused(data: bytes, match: str, max_bytes: int = 1 << 20) -> None:
     """Check that both decoders refuse these bytes."""
     with pytest.raises(CorruptBatch, match=match):
         decode_batch(data, max_bytes)
@@ -85,7 +85,7 @@ def test_a_zstd_batch_has_a_footer_and_a_frame_with_a_checksum() -> None:
     # failure F36: the checksum of the frame detects bit rot in the content.
     rotten = bytearray(data)
     rotten[data.index(b"hello")] ^= 1
-    refuse(bytes(rotten), "damaged")
+    assert_refused(bytes(rotten), "damaged")
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,18 @@ def test_an_incompressible_block_fits_into_the_largest_object(size: int) -> None
 
 def test_f20_truncation_at_any_byte_under_a_valid_footer_is_refused() -> None:
     for size in range(len(BLOCK)):
-        refuse(BLOCK[:size] + FOOTER, "truncated|cannot|footer counts 3")
+        assert_refused(BLOCK[:size] + FOOTER, "truncated|cannot|footer counts 3")
 
 
 def test_other_versions_and_less_than_a_footer_are_refused() -> None:
     for version in (0, 2, 65535):
-        refuse(THREE[:-2] + struct.pack("<H", version), f"has version {version}, .* Upgrade this")
-    refuse(FOOTER[1:], "6 bytes, less than its 7-byte footer")
-    refuse(BLOCK[:-1] + FOOTER, "record 2 of 3 ends at byte 19 of 18: the block is truncated")
+        assert_refused(
+            THREE[:-2] + struct.pack("<H", version), f"has version {version}, .* Upgrade this"
+        )
+    assert_refused(FOOTER[1:], "6 bytes, less than its 7-byte footer")
+    assert_refused(
+        BLOCK[:-1] + FOOTER, "record 2 of 3 ends at byte 19 of 18: the block is truncated"
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,36 +186,36 @@ def test_other_versions_and_less_than_a_footer_are_refused() -> None:
 def test_another_version_is_reported_only_if_the_rest_of_the_footer_is_plausible(
     data: bytes, fault: str
 ) -> None:
-    refuse(data, fault)
+    assert_refused(data, fault)
 
 
 @pytest.mark.parametrize("raw", [b"<html>404</html>", b"garbage", b"\xff" * 100])
 def test_a_truncated_or_overwritten_object_is_not_reported_as_another_version(raw: bytes) -> None:
-    refuse(raw, f"truncated or overwritten: its {len(raw)} bytes begin with")
+    assert_refused(raw, f"truncated or overwritten: its {len(raw)} bytes begin with")
 
 
 @pytest.mark.parametrize("kind", [2, 255])
 def test_unknown_compression_is_refused(kind: int) -> None:
-    refuse(BLOCK + bytes([kind]) + FOOTER[1:], rf"compression type {kind} \(supported: 0")
+    assert_refused(BLOCK + bytes([kind]) + FOOTER[1:], rf"compression type {kind} \(supported: 0")
 
 
 @pytest.mark.parametrize("count", [4, 5, 1 << 31, 2**32 - 1])
 def test_f18_a_huge_record_count_is_refused_before_allocating(count: int) -> None:
     footer = b"\x00" + struct.pack("<I", count) + b"\x01\x00"
-    refuse(footer, f"counts {count} records but the block has 0 bytes")
-    refuse(BLOCK + footer, f"counts {count}|record 3 of 4 starts at byte 19")
+    assert_refused(footer, f"counts {count} records but the block has 0 bytes")
+    assert_refused(BLOCK + footer, f"counts {count}|record 3 of 4 starts at byte 19")
     frame = encode_batch(RECORDS, Compression.ZSTD)
-    refuse(frame[:-6] + struct.pack("<IH", count, 1), f"counts {count}|record 3 of 4")
+    assert_refused(frame[:-6] + struct.pack("<IH", count, 1), f"counts {count}|record 3 of 4")
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_f20_bytes_after_the_last_counted_record_are_refused(count: int) -> None:
-    refuse(BLOCK + b"\x00" + struct.pack("<IH", count, 1), "no records but|bytes after its")
+    assert_refused(BLOCK + b"\x00" + struct.pack("<IH", count, 1), "no records but|bytes after its")
 
 
 def test_f21_an_uncompressed_block_above_the_limit_is_refused() -> None:
     assert decode_batch(THREE, len(BLOCK)) == RECORDS
-    refuse(THREE, "19 bytes, more than the limit of 18", len(BLOCK) - 1)
+    assert_refused(THREE, "19 bytes, more than the limit of 18", len(BLOCK) - 1)
 
 
 @pytest.mark.parametrize("compression", list(Compression))
@@ -506,7 +510,8 @@ def test_the_ulid_library_is_loaded_with_the_first_ulid() -> None:
         "location_timestamp_ms('p/other.batch'); assert 'ulid' not in sys.modules; "
         f"location_timestamp_ms('p/{ULID}.batch'); assert 'ulid' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_tag_replaces_the_first_random_characters_and_can_be_read() -> None:

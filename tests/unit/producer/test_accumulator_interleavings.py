@@ -69,8 +69,8 @@ def explore(
     setup: Callable[[], Any], invariant: Callable[[Any], bool], *workers: Worker, most: int = 50
 ) -> Any:
     def alone(worker: Worker) -> Worker:
-        def run(world: Any) -> None:
-            worker(world)
+        def run(state: Any) -> None:
+            worker(state)
 
         return run
 
@@ -87,7 +87,9 @@ def explore(
     )
 
 
-def holds(setup: Callable[[], Any], invariant: Callable[[Any], bool], *workers: Worker) -> None:
+def assert_holds(
+    setup: Callable[[], Any], invariant: Callable[[Any], bool], *workers: Worker
+) -> None:
     found = explore(setup, invariant, *workers, most=INTERLEAVINGS)
     assert found.property_holds, found.explanation
     assert found.num_explored > 1
@@ -149,7 +151,7 @@ def every_byte_is_counted(world: Batching) -> bool:
 
 
 def test_each_record_that_arrives_while_its_buffer_is_sealed_is_in_exactly_one_batch() -> None:
-    holds(
+    assert_holds(
         Batching,
         every_record_is_in_the_batch_of_its_handle,
         lambda world: world.send(b"one"),
@@ -159,7 +161,7 @@ def test_each_record_that_arrives_while_its_buffer_is_sealed_is_in_exactly_one_b
 
 
 def test_a_list_that_arrives_while_its_buffer_is_sealed_is_in_exactly_one_batch() -> None:
-    holds(
+    assert_holds(
         Batching,
         every_record_is_in_the_batch_of_its_handle,
         lambda world: world.produce([b"one", b"and one"]),
@@ -249,7 +251,7 @@ def everything_has_ended(world: Accumulating) -> bool:
 
 
 def test_a_caller_that_waits_for_room_is_woken_and_all_bytes_are_released() -> None:
-    holds(
+    assert_holds(
         Accumulating,
         everything_has_ended,
         Accumulating.accept,
@@ -307,7 +309,7 @@ def every_callback_was_called_once_and_all_saw_one_outcome(world: Handles) -> bo
 
 
 def test_a_callback_that_is_added_while_the_parts_end_is_called_once() -> None:
-    holds(
+    assert_holds(
         Handles,
         every_callback_was_called_once_and_all_saw_one_outcome,
         lambda world: world.complete(1),
@@ -316,7 +318,7 @@ def test_a_callback_that_is_added_while_the_parts_end_is_called_once() -> None:
 
 
 def test_a_waiting_thread_sees_the_final_outcome_when_two_threads_set_it() -> None:
-    holds(
+    assert_holds(
         Handles,
         lambda world: {*world.outcomes} == {world.handle.result()["two"]},
         lambda world: world.complete(1),

@@ -372,8 +372,9 @@ def test_each_message_is_one_batch_and_they_are_queued_in_produce_order() -> Non
 
 def test_threads_may_close_one_producer_at_once() -> None:
     for _ in range(20):
-        producer = Producer(held_config(), store=MemoryStore())
-        producer.produce([b"a"])
+        store = MemoryStore()
+        producer = Producer(held_config(), store=store)
+        handle = producer.produce([b"a"])
         together = threading.Barrier(4)
 
         def close(_: int, producer: Producer = producer, together: Any = together) -> None:
@@ -381,6 +382,8 @@ def test_threads_may_close_one_producer_at_once() -> None:
             producer.close()
 
         in_parallel(SystemRuntime(), close, range(4))
+        assert handle.result(0).sequence == 0
+        assert records(store) == [b"a"]
 
 
 class FewThreads(SystemRuntime):

@@ -11,10 +11,12 @@ from opendata_buffer.errors import (
     InvalidInput,
     PermanentStorageError,
 )
+from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.queue.ownership import (
     claim_for_writing,
 )
+from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 
 
@@ -51,9 +53,14 @@ def test_queues_and_partitions_next_to_each_other_are_created_and_reopened() -> 
     for folder in ("p-0", "p-00000"):  # these names are not partitions of a topic
         store.put(f"{folder}/x", b"")
     store.put(f"lake/{TOPIC_KEY}", b"{}")
+    prefixes = ("a", "ab", "b/a", "b/ab", "lake/p-00000", "lake/p-00001")
+    markers = []
     for _ in range(2):
-        for prefix in ("a", "ab", "b/a", "b/ab", "lake/p-00000", "lake/p-00001"):
+        for prefix in prefixes:
             claim(store, prefix)
+        markers.append([read_bytes(store, owner_key(prefix)) for prefix in prefixes])
+    assert len(set(markers[0])) == len(prefixes)
+    assert markers[1] == markers[0]
 
 
 def test_a_shortened_partition_name_does_not_create_a_queue_next_to_the_partition() -> None:
@@ -107,4 +114,8 @@ def test_opening_an_existing_queue_lists_no_others() -> None:
     claim(store, "a/b")
     again = NoListing.__new__(NoListing)
     again.__dict__ = store.__dict__
+    before = read_bytes(store, owner_key("a/b"))
     claim(again, "a/b")
+    assert read_bytes(store, owner_key("a/b")) == before
+    with pytest.raises(AssertionError, match="listed"):
+        claim(again, "new")

@@ -625,13 +625,21 @@ def test_a_removed_directory_is_created_again(store: LocalStore, root: Path) -> 
         store.put("link/a", b"")
 
 
-def test_not_every_directory_can_be_synced(
+def test_a_directory_is_synced_unless_it_is_gone_or_its_file_system_cannot(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put("a", b"1")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
     local.sync_directory(str(root / "pruned"))
+    assert synced == []
+    local.sync_directory(str(root))
+    assert synced == [root.stat().st_ino]
     monkeypatch.setattr(os, "fsync", fail_with(errno.EINVAL))
     local.sync_directory(str(root))
+    monkeypatch.setattr(os, "fsync", fail_with(errno.EIO))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        local.sync_directory(str(root))
 
 
 def test_f6_the_time_comes_from_the_file_system(

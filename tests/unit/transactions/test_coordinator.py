@@ -179,7 +179,7 @@ class Deployment:
             assert len({producer for _, producer in got}) == 1, f"two attempts of batch {batch}"
             assert len({name for name, _ in got}) == len(got), f"batch {batch} was delivered twice"
 
-    def check(self, batches: int) -> None:
+    def assert_committed(self, batches: int) -> None:
         self.consume()
         assert {batch: len(got) for batch, got in self.read.items()} == dict.fromkeys(
             range(batches), len(PARTITIONS)
@@ -205,7 +205,7 @@ def test_a_batch_becomes_visible_in_all_partitions() -> None:
         assert driver.write(batch)
     # Each partition needs one append, one empty object, and one marker; the record is one more.
     assert driver.wire.requests - before == 3 * len(PARTITIONS) + 1
-    deployment.check(3)
+    deployment.assert_committed(3)
     assert [deployment.manifest(name).next_sequence for name in PARTITIONS] == [6, 6, 6]
 
 
@@ -232,7 +232,7 @@ def test_a_roll_back_never_appends_the_acknowledgement_that_was_prepared() -> No
     assert deployment.read == {}
     assert deployment.undecided() == {}
     assert driver.write(0)
-    deployment.check(1)
+    deployment.assert_committed(1)
 
 
 def test_the_record_names_the_attempt_and_its_partitions() -> None:
@@ -267,7 +267,7 @@ def test_a_committed_batch_is_not_written_again() -> None:
     assert not Driver(deployment).write(0), "another run"
     driver.write(1)
     assert not Driver(deployment).write(0), "an older batch"
-    deployment.check(2)
+    deployment.assert_committed(2)
 
 
 def test_a_committed_batch_is_reported_after_its_other_attempts_are_rolled_back() -> None:
@@ -278,7 +278,7 @@ def test_a_committed_batch_is_reported_after_its_other_attempts_are_rolled_back(
     second.append(attempt)
     assert second.coordinator.decide(attempt)  # then both are killed
     assert not Driver(deployment).write(0)
-    deployment.check(1)
+    deployment.assert_committed(1)
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
@@ -301,7 +301,7 @@ def test_an_attempt_that_cannot_be_ended_now_is_ended_by_the_next_run(
         driver.coordinator.decide(attempt)
     assert ("not rolled back everywhere yet" in caplog.text) == is_begun
     assert Driver(deployment).write(0)
-    deployment.check(1)
+    deployment.assert_committed(1)
 
 
 KILLS = range(requests_of(lambda driver: driver.write(1)) + 1)
@@ -322,9 +322,9 @@ def test_a_restart_completes_or_repeats_a_batch_that_was_killed_at_any_request(
     deployment.consume()
     committed = deployment.record.batch == 1
     assert Driver(deployment).write(1) is not committed
-    deployment.check(2)
+    deployment.assert_committed(2)
     assert Driver(deployment).write(2)
-    deployment.check(3)
+    deployment.assert_committed(3)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -346,7 +346,7 @@ def test_another_run_of_the_query_begins_and_ends_at_any_request(at: int, after:
         successor()
     # The next batch cleans up an attempt that the zombie could not end.
     Driver(deployment).write(3)
-    deployment.check(4)
+    deployment.assert_committed(4)
 
 
 @pytest.mark.parametrize("dies", KILLS[::3])
@@ -365,7 +365,7 @@ def test_the_successor_is_killed_while_the_zombie_is_paused(at: int, dies: int) 
         Driver(deployment, Wire(deployment.store, at, successor)).write(1)
     deployment.consume()
     Driver(deployment).write(1)
-    deployment.check(2)
+    deployment.assert_committed(2)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_run_that_rolls_back_does_not_touch_the_batches_of_a_later_run(at: int
     else:
         assert later.coordinator.decide(attempt)
         later.coordinator.complete(attempt, since)
-    deployment.check(2)
+    deployment.assert_committed(2)
 
 
 def test_a_zombie_that_appends_late_and_dies_is_cleaned_up_by_the_next_batch() -> None:
@@ -407,7 +407,7 @@ def test_a_zombie_that_appends_late_and_dies_is_cleaned_up_by_the_next_batch() -
     zombie.append(attempt)
     assert len(deployment.undecided()) == 3
     driver.write(2)
-    deployment.check(3)
+    deployment.assert_committed(3)
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -423,7 +423,7 @@ def test_recover_completes_what_was_committed_and_ends_the_rest(decided: bool) -
     if not decided:
         with pytest.raises(Superseded):
             driver.coordinator.decide(attempt)
-    deployment.check(int(decided))
+    deployment.assert_committed(int(decided))
 
 
 class LosesAnswers(Wire):
@@ -465,7 +465,7 @@ def test_a_decision_whose_answer_is_lost_is_looked_up_or_stays_unknown(
             driver.write(1)
         assert len(deployment.undecided()) == 3, "the outcome is unknown, so nothing is rolled back"
         assert Driver(deployment).write(1) is not carried_out
-    deployment.check(2)
+    deployment.assert_committed(2)
 
 
 def test_a_forgotten_app_has_no_record() -> None:
@@ -491,7 +491,7 @@ def test_an_app_id_of_another_query_is_refused_before_anything_is_appended(
             second.write(batch, query="two")
     assert [deployment.manifest(name) for name in PARTITIONS] == before
     assert driver.write(1, query="one")
-    deployment.check(2)
+    deployment.assert_committed(2)
 
 
 def test_a_query_takes_over_an_app_id_from_writes_without_a_query_in_the_same_process() -> None:
@@ -502,4 +502,4 @@ def test_a_query_takes_over_an_app_id_from_writes_without_a_query_in_the_same_pr
     assert deployment.record.query == "one"
     with pytest.raises(InvalidInput, match="belongs to query one"):
         Driver(deployment).write(2, query="two")
-    deployment.check(2)
+    deployment.assert_committed(2)
