@@ -333,7 +333,7 @@ def short_path() -> Iterator[Path]:
 @pytest.mark.parametrize(
     "page", ["docs/tutorial/first-queue.md", "docs/how-to/readers-and-retention.md"]
 )
-def test_commands_print_what_the_page_shows(page: str, short_path: Path) -> None:
+def test_commands_print_the_output_on_the_page(page: str, short_path: Path) -> None:
     if "tutorial" in page:
         run_here(blocks(page, "python")[0], short_path)
     shown = 0

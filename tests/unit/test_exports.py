@@ -63,7 +63,7 @@ def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
         opendata_buffer.Prodcuer  # noqa: B018
 
 
-def test_dir_lists_what_is_not_loaded_yet() -> None:
+def test_dir_lists_names_that_are_not_loaded_yet() -> None:
     assert set(opendata_buffer.__all__) <= set(dir(opendata_buffer))
 
 

@@ -187,7 +187,7 @@ def test_the_spark_halves_use_no_private_name_of_the_core() -> None:
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_one_place_does_compare_and_swap(module: str) -> None:
+def test_only_one_module_does_compare_and_swap(module: str) -> None:
     """Stores implement it and test doubles forward it. Other modules use a ``CasObject``."""
     allowed = ("opendata_buffer.queue.cas", "opendata_buffer.stores", "opendata_buffer.testing")
     if not module.startswith(allowed):
@@ -200,7 +200,7 @@ ABOUT_THE_REPOSITORY = {
     "test_exports.py": "checks the public names of the root package",
     "test_failures.py": "checks core/failures.md",
     "test_layers.py": "checks the imports of all modules",
-    "test_packaging.py": "checks pyproject.toml and what it builds",
+    "test_packaging.py": "checks the packages that pyproject.toml builds",
     "test_references.py": "checks the references in the docstrings of all modules",
     "test_site.py": "checks docs/hooks.py and the site that it helps to build",
 }

@@ -126,7 +126,7 @@ def announce(
 class FakeConnection:
     """A connection to a broker that gives these answers in order.
 
-    It calls ``before`` ahead of each answer, to do what the broker did meanwhile. A lost answer
+    It calls ``before`` ahead of each answer, to act as the broker in between. A lost answer
     ends the connection, unless the broker ``lives``.
     """
 

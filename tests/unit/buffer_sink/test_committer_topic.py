@@ -185,7 +185,7 @@ def test_a_partition_that_cannot_be_written_leaves_nothing_visible() -> None:
     assert target.read() == ["a", "b", "c", "d", "e", "f"]
 
 
-def test_batches_for_a_partition_that_left_the_topic_meanwhile_go_to_the_others() -> None:
+def test_batches_for_a_partition_that_was_removed_meanwhile_go_to_the_others() -> None:
     target = TargetTopic()
     driver, group = target.driver(), target.group(0, "a", "b", "c")
     target.topic.drain("p-00001-05mv")

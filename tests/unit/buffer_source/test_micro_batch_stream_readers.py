@@ -329,7 +329,7 @@ def test_f47_a_query_that_was_down_during_an_expansion_misses_nothing(
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
-def test_f53_a_query_is_told_what_its_reader_lost_in_a_partition_that_left(
+def test_f53_a_query_gets_an_error_about_losses_of_its_reader_in_a_removed_partition(
     runtime: ManualRuntime, has_checkpoint: bool
 ) -> None:
     """A new checkpoint does not name the partition at all."""

@@ -124,7 +124,7 @@ def test_a_drained_partition_is_removed_from_the_topic_and_the_offsets(source: S
 
 
 @pytest.mark.parametrize("loss", ["true", "false"])
-def test_a_partition_that_left_with_unread_batches_is_a_loss(
+def test_a_partition_that_was_removed_with_unread_batches_is_a_loss(
     source: SourceTopic, loss: str
 ) -> None:
     reader = source.run(acknowledge="false", failOnDataLoss=loss)

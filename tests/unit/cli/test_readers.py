@@ -287,7 +287,7 @@ def test_a_deleted_reader_starts_again_from_the_beginning(url: str, store: Memor
         (("--by-duration", "1h"), 0, 10, 0),
     ],
 )
-def test_a_reset_does_what_its_plan_said(
+def test_a_reset_follows_its_printed_plan(
     url: str, store: MemoryStore, option: tuple[str, ...], after: int, again: int, passed: int
 ) -> None:
     log_of(url, 40, "--retention", "7d")
@@ -838,7 +838,7 @@ def leave_behind(url: str, store: MemoryStore) -> list[str]:
 
 
 @pytest.mark.parametrize("accept", ["as printed", "--to-earliest", "--to-latest", "delete"])
-def test_f53_what_an_expired_reader_lost_in_a_partition_that_left_is_shown_and_accepted(
+def test_f53_losses_of_an_expired_reader_in_a_removed_partition_are_shown_and_accepted(
     url: str, store: MemoryStore, accept: str
 ) -> None:
     left, other = leave_behind(url, store)

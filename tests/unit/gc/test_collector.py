@@ -322,7 +322,7 @@ class Slow(MemoryStore):
         return super().delete_many(keys)
 
 
-def test_f5_a_slow_cycle_gives_up_its_remaining_deletes(caplog: pytest.LogCaptureFixture) -> None:
+def test_f5_a_slow_cycle_abandons_its_remaining_deletes(caplog: pytest.LogCaptureFixture) -> None:
     store = Slow("delete")
     queue = Fixture(store, orphans=2_500)
     store.runtime = queue.runtime
@@ -591,7 +591,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_a_cycle_lists_all_pages_and_leaves_no_cursor_behind() -> None:
+def test_a_cycle_lists_all_pages_and_resets_its_cursor() -> None:
     store = Counting()
     queue = Fixture(store, orphans=450)
     report = queue.collector().run_once()

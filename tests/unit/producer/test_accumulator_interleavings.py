@@ -135,18 +135,18 @@ class Batching:
         return found
 
 
-def every_record_is_in_the_batch_of_its_handle(world: Batching) -> bool:
-    found = world.taken()
+def every_record_is_in_the_batch_of_its_handle(state: Batching) -> bool:
+    found = state.taken()
     where = {record: completion for records, _, completion in found for record in records}
     return sum(len(records) for records, *_ in found) == len(where) and all(
-        where[record] is handle._completion for record, handle in world.handles.items()
+        where[record] is handle._completion for record, handle in state.handles.items()
     )
 
 
-def every_byte_is_counted(world: Batching) -> bool:
+def every_byte_is_counted(state: Batching) -> bool:
     return all(
         held == BUFFER_HELD + sum(RECORD_HELD + len(record) for record in records)
-        for records, held, _ in world.taken()
+        for records, held, _ in state.taken()
     )
 
 
@@ -154,8 +154,8 @@ def test_each_record_that_arrives_while_its_buffer_is_sealed_is_in_exactly_one_b
     assert_holds(
         Batching,
         every_record_is_in_the_batch_of_its_handle,
-        lambda world: world.send(b"one"),
-        lambda world: world.send(b"two"),
+        lambda state: state.send(b"one"),
+        lambda state: state.send(b"two"),
         Batching.seal,
     )
 
@@ -164,7 +164,7 @@ def test_a_list_that_arrives_while_its_buffer_is_sealed_is_in_exactly_one_batch(
     assert_holds(
         Batching,
         every_record_is_in_the_batch_of_its_handle,
-        lambda world: world.produce([b"one", b"and one"]),
+        lambda state: state.produce([b"one", b"and one"]),
         Batching.seal,
     )
 
@@ -173,8 +173,8 @@ def test_without_the_interpreters_lock_the_count_of_free_bytes_loses_updates() -
     found = explore(
         Batching,
         every_byte_is_counted,
-        lambda world: world.send(b"one"),
-        lambda world: world.send(b"two"),
+        lambda state: state.send(b"one"),
+        lambda state: state.send(b"two"),
     )
     # If this ever holds, Producer need not refuse a Python without the lock.
     assert not found.property_holds
@@ -182,8 +182,8 @@ def test_without_the_interpreters_lock_the_count_of_free_bytes_loses_updates() -
 
 
 def test_with_the_interpreters_lock_the_count_of_free_bytes_is_exact() -> None:
-    world = Batching()
-    buffer = world.producer._batcher.buffer
+    state = Batching()
+    buffer = state.producer._batcher.buffer
     assert isinstance(buffer, AppendBuffer)
     before, records, senders = buffer.left, 3_000, 4
     interval = sys.getswitchinterval()
@@ -191,7 +191,7 @@ def test_with_the_interpreters_lock_the_count_of_free_bytes_is_exact() -> None:
     try:
         threads = [
             threading.Thread(
-                target=lambda: [world.producer.send(b"record") for _ in range(records)]
+                target=lambda: [state.producer.send(b"record") for _ in range(records)]
             )
             for _ in range(senders)
         ]
@@ -201,7 +201,7 @@ def test_with_the_interpreters_lock_the_count_of_free_bytes_is_exact() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert world.producer._batcher.buffer is buffer
+    assert state.producer._batcher.buffer is buffer
     assert buffer.count == records * senders + 1
     assert before - buffer.left == records * senders * (RECORD_HELD + len(b"record"))
 
@@ -242,11 +242,11 @@ class Accumulating:
             completed += len(work.completed)
 
 
-def everything_has_ended(world: Accumulating) -> bool:
+def everything_has_ended(state: Accumulating) -> bool:
     return (
-        len(world.handles) == 2
-        and all(handle.done() for handle in world.handles)
-        and world.accumulator.held_bytes() == 0
+        len(state.handles) == 2
+        and all(handle.done() for handle in state.handles)
+        and state.accumulator.held_bytes() == 0
     )
 
 
@@ -304,15 +304,15 @@ class Handles:
         self.handle.add_done_callback(self.called.append)
 
 
-def every_callback_was_called_once_and_all_saw_one_outcome(world: Handles) -> bool:
-    return world.called == [world.handle] and {*world.outcomes} <= {world.handle.result()["two"]}
+def every_callback_was_called_once_and_all_saw_one_outcome(state: Handles) -> bool:
+    return state.called == [state.handle] and {*state.outcomes} <= {state.handle.result()["two"]}
 
 
 def test_a_callback_that_is_added_while_the_parts_end_is_called_once() -> None:
     assert_holds(
         Handles,
         every_callback_was_called_once_and_all_saw_one_outcome,
-        lambda world: world.complete(1),
+        lambda state: state.complete(1),
         Handles.call_back,
     )
 
@@ -320,9 +320,9 @@ def test_a_callback_that_is_added_while_the_parts_end_is_called_once() -> None:
 def test_a_waiting_thread_sees_the_final_outcome_when_two_threads_set_it() -> None:
     assert_holds(
         Handles,
-        lambda world: {*world.outcomes} == {world.handle.result()["two"]},
-        lambda world: world.complete(1),
-        lambda world: world.complete(2),
+        lambda state: {*state.outcomes} == {state.handle.result()["two"]},
+        lambda state: state.complete(1),
+        lambda state: state.complete(2),
         Handles.wait,
     )
 
@@ -341,7 +341,7 @@ def test_the_exploration_detects_a_handle_without_a_lock() -> None:
     found = explore(
         Broken,
         every_callback_was_called_once_and_all_saw_one_outcome,
-        lambda world: world.complete(1),
+        lambda state: state.complete(1),
         Broken.call_back,
     )
     assert not found.property_holds

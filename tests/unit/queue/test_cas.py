@@ -1,4 +1,4 @@
-"""The compare-and-swap register: each outcome of a change means what it says."""
+"""The compare-and-swap register: every outcome of a change is true."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ INDEX = LogIndex("q", end=80, floor=10)
         ({}, 5, 10, "the floor does not fall for a longer retention either"),
     ],
 )
-def test_the_floor_is_the_lowest_of_what_readers_and_retention_need(
+def test_the_floor_is_the_lowest_sequence_that_readers_or_the_retention_need(
     positions: dict[str, int], retained_from: int | None, floor: int, why: str
 ) -> None:
     assert floor_of(INDEX, positions, 100, retained_from) == floor, why

@@ -343,7 +343,7 @@ def test_entries_without_records_after_a_saved_position_are_not_a_loss_after_a_r
 
 @pytest.mark.parametrize("later", [FINAL_MESSAGE, ROLLED_BACK])
 @pytest.mark.parametrize("next_records", [[], [b"next"]], ids=["nothing", "one batch"])
-def test_a_first_start_does_not_dequeue_what_a_position_needs_that_was_saved_meanwhile(
+def test_a_first_start_does_not_dequeue_batches_that_a_new_saved_position_needs(
     later: list[tuple[bytes, int, int]], next_records: list[bytes]
 ) -> None:
     fixture = TopicFixture(1)

@@ -283,7 +283,7 @@ def test_an_abbreviated_name_means_exactly_one_partition() -> None:
         assert not is_abbreviated(given, "p-00003-04vf")
 
 
-def test_readers_that_had_not_read_a_partition_that_left_are_kept_and_still_read_it() -> None:
+def test_readers_that_had_not_read_a_removed_partition_are_kept_and_still_read_it() -> None:
     topic = TopicDescription.new("id", 3).drained(0).without([NAMES[0]], {NAMES[0]: ["a", "b"]})
     assert topic.unread == {NAMES[0]: ("a", "b")}
     assert TopicDescription.from_json(topic.to_json()) == topic
@@ -297,7 +297,7 @@ def test_readers_that_had_not_read_a_partition_that_left_are_kept_and_still_read
     assert b"unread" not in one.without_reader("b").to_json()
 
 
-def test_only_the_last_readers_of_partitions_that_left_are_kept() -> None:
+def test_only_the_latest_readers_of_removed_partitions_are_kept() -> None:
     topic = TopicDescription.new("id", 4)
     many = [f"reader-{number}" for number in range(MAX_UNREAD - 1)]
     for number, readers in enumerate((["a", "b", "c"], [], many)):

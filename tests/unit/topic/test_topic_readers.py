@@ -479,7 +479,7 @@ def leave_behind(logs: TwoLogs, *, values: int = 3) -> None:
     logs.runtime.advance(2 * DRAIN_S)
 
 
-def test_f53_an_expired_reader_is_told_of_its_losses_in_a_partition_that_has_left(
+def test_f53_an_expired_reader_gets_an_error_about_its_losses_in_a_removed_partition(
     logs: TwoLogs,
 ) -> None:
     leave_behind(logs)
@@ -544,7 +544,7 @@ def test_f53_a_loss_in_a_partition_that_is_about_to_leave_is_not_hidden(logs: Tw
         logs.consumer("billing")
 
 
-def test_f53_a_reader_that_runs_is_told_when_a_partition_leaves(logs: TwoLogs) -> None:
+def test_f53_a_running_reader_gets_an_error_when_a_partition_is_removed(logs: TwoLogs) -> None:
     logs.append(0, 0)
     logs.append(1, 1)
     frozen = logs.consumer("billing")
@@ -565,7 +565,7 @@ def test_f53_a_reader_that_runs_is_told_when_a_partition_leaves(logs: TwoLogs) -
         frozen.next_batch()
 
 
-def test_f53_a_reader_that_accepts_its_loss_is_not_told_again(logs: TwoLogs) -> None:
+def test_f53_a_reader_that_accepted_its_loss_gets_no_second_error(logs: TwoLogs) -> None:
     leave_behind(logs)
     logs.read_and_stop("search")
     assert logs.opened().description.unread == {NAMES[0]: ("billing",)}
@@ -576,7 +576,7 @@ def test_f53_a_reader_that_accepts_its_loss_is_not_told_again(logs: TwoLogs) -> 
     assert logs.consumer("billing").partitions == [NAMES[1]]
 
 
-def test_f53_a_reader_that_is_reset_to_the_end_is_not_told_again(logs: TwoLogs) -> None:
+def test_f53_a_reader_that_was_reset_to_the_end_gets_no_second_error(logs: TwoLogs) -> None:
     leave_behind(logs)
     logs.read_and_stop("search")
     target = Target(logs.store, logs.config(0), logs.runtime)
@@ -586,7 +586,7 @@ def test_f53_a_reader_that_is_reset_to_the_end_is_not_told_again(logs: TwoLogs) 
     assert logs.opened().description.unread == {}
 
 
-def test_f53_what_segments_still_keep_of_a_partition_that_left_is_read(
+def test_f53_batches_of_a_removed_partition_that_segments_still_have_are_read(
     small_segments: None,
 ) -> None:
     """The entries that were still in the manifest were dropped when the partition left."""
@@ -618,7 +618,9 @@ def test_f53_a_program_that_saved_a_position_at_the_end_has_lost_nothing(logs: T
     assert logs.opened().description.unread == {}
 
 
-def test_f53_a_consumer_of_named_partitions_is_told_of_losses_in_these(logs: TwoLogs) -> None:
+def test_f53_a_consumer_of_named_partitions_gets_an_error_about_losses_in_these(
+    logs: TwoLogs,
+) -> None:
     leave_behind(logs)
     logs.read_and_stop("search")
     with pytest.raises(DataLoss, match="3 batches"):

@@ -166,7 +166,7 @@ class Deployment:
         return {name: each for name, each in found.items() if each}
 
     def consume(self) -> None:
-        """Read what is new, by the rule of read-committed."""
+        """Read new messages by the rule of read-committed."""
         for name, rule in self.rules.items():
             locations = self.manifest(name).locations()
             for sequence in range(self.positions[name], len(locations)):
@@ -411,7 +411,7 @@ def test_a_zombie_that_appends_late_and_dies_is_cleaned_up_by_the_next_batch() -
 
 
 @pytest.mark.parametrize("decided", [False, True])
-def test_recover_completes_what_was_committed_and_ends_the_rest(decided: bool) -> None:
+def test_recover_completes_committed_transactions_and_ends_the_rest(decided: bool) -> None:
     deployment = Deployment()
     driver = Driver(deployment)
     attempt = driver.begun(0)
