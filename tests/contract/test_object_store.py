@@ -146,7 +146,7 @@ def test_a_large_object_comes_back_whole(store: Store) -> None:
     assert read(store, "large").data == data
 
 
-def test_put_again_replaces(store: Store) -> None:
+def test_a_second_put_replaces_the_object(store: Store) -> None:
     store.put("a", b"one, longer")
     before = read(store, "a").version
     store.put("a", b"two")
@@ -154,7 +154,7 @@ def test_put_again_replaces(store: Store) -> None:
     assert read(store, "a").version != before
 
 
-def test_not_modified_only_for_the_current_version(store: Store) -> None:
+def test_a_get_is_not_modified_only_for_the_current_version(store: Store) -> None:
     first = create(store, "m", b"1")
     assert store.get("m", if_changed=first) is None
     second = store.put_if("m", b"2", first)
@@ -206,7 +206,7 @@ def test_max_bytes_limits_the_bytes_read_of_an_object_or_a_range(store: Store) -
 # ---- compare-and-swap
 
 
-def test_absent_creates_once(store: Store) -> None:
+def test_a_put_that_requires_absence_creates_once(store: Store) -> None:
     version = create(store, "m", b"1")
     assert store.put_if("m", b"2", None) == outcomes.LostRace()
     assert (read(store, "m").data, read(store, "m").version) == (b"1", version)
@@ -220,7 +220,9 @@ def test_if_version_replaces_only_that_version(store: Store) -> None:
     assert (read(store, "m").data, read(store, "m").version) == (b"2", second.value)
 
 
-def test_f4_if_version_of_a_missing_object_vanished_and_is_not_created(store: Store) -> None:
+def test_f4_a_conditional_put_to_a_missing_object_reports_vanished_and_creates_nothing(
+    store: Store,
+) -> None:
     assert store.put_if("m", b"1", '"x"') == outcomes.Vanished()
     version = create(store, "m", b"1")
     assert store.delete_many(["m"]) == ()
@@ -270,7 +272,7 @@ def test_an_empty_store_lists_nothing(store: Store) -> None:
     assert store.list("ingest/").objects == ()
 
 
-def test_list_finds_by_prefix_also_below_and_inside_a_name(store: Store) -> None:
+def test_list_finds_keys_by_prefix_below_and_inside_names(store: Store) -> None:
     for key in ["in/a", "in/b/c", "in/b/d", "inner/e", "out"]:
         store.put(key, key.encode())
     found = {
@@ -302,7 +304,7 @@ def test_f6_a_listing_has_sizes_and_both_times_of_one_clock(store: Store) -> Non
 
 
 @pytest.mark.parametrize("prefix", ["../", "a/../", "/", "//", "./", "a//b"])
-def test_a_prefix_no_key_has_lists_nothing(store: Store, prefix: str) -> None:
+def test_a_prefix_without_keys_lists_nothing(store: Store, prefix: str) -> None:
     store.put("a/b", b"")
     assert store.list(prefix).objects == ()
 

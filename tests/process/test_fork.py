@@ -51,7 +51,7 @@ producer.close()
 
 
 @pytest.mark.parametrize("broker", ["auto", "host"])
-def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path, broker: str) -> None:
+def test_a_forked_child_has_its_own_producer(tmp_path: Path, broker: str) -> None:
     done = run(PARENT, str(tmp_path), broker)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Make a producer in each process, after the fork" in done.stdout

@@ -157,7 +157,9 @@ def test_manifests_round_trip_through_groups(groups: list[list[NewEntry]], first
 
 
 @given(st.lists(new_entries, max_size=6), st.data())
-def test_dropping_and_reading_are_slicing(entries: list[NewEntry], data: st.DataObject) -> None:
+def test_dropping_and_reading_entries_equal_slicing(
+    entries: list[NewEntry], data: st.DataObject
+) -> None:
     manifest = Manifest.empty().append(entries)
     whole = manifest.entries()
     begin, limit = data.draw(st.tuples(*[st.integers(0, len(entries) + 2)] * 2))
@@ -201,9 +203,7 @@ def test_f15_to_f19_and_f28_damaged_manifests_are_refused_or_whole(
 
 
 @given(locations, st.text(max_size=20))
-def test_f23_f24_no_text_is_confined_that_is_not_below_the_prefix(
-    location: str, prefix: str
-) -> None:
+def test_f23_f24_only_text_below_the_prefix_counts_as_confined(location: str, prefix: str) -> None:
     ulid = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
     if is_confined(location, prefix):
         assert location.startswith(prefix + "/")

@@ -1,6 +1,6 @@
 """A simulated cluster with real producers, workers, and brokers.
 
-A broker runs in a process of its own, or inside a producer or a worker. The promises, which are
+A broker runs in its own process, or inside a producer or a worker. The promises, which are
 compared with everything that the store saw:
 
 * A record is queued once if its handle reported it durable, and at most once otherwise. A record
@@ -285,7 +285,7 @@ class BrokerCluster:
             except ClaimLost:
                 holding = self.holding.get(batch.sequence)
                 # If it has asked before and no broker answered within the life of a claim, the
-                # loss may have a reason that nobody sees.
+                # loss may have a reason that is not visible here.
                 if (
                     holding is not None
                     and holding[0] is member

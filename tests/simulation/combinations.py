@@ -80,7 +80,7 @@ def refuse(names: Sequence[str]) -> str:
     if not found:
         raise AssertionError(f"{refusal.tried!r} is possible with {refusal.present!r}")
     if refusal.says not in found[0]:
-        raise AssertionError(f"the error says {found[0]!r}, and not {refusal.says!r}")
+        raise AssertionError(f"the error says {found[0]!r} instead of {refusal.says!r}")
     return found[0]
 
 

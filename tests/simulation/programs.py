@@ -338,7 +338,7 @@ class Reader:
             deployment.turns.append(self.program)
             may_run = partial(deployment.has_turn, self.program)
             if len(deployment.turns) > 1:
-                # A batch that one program did not acknowledge comes again at the next one.
+                # The next program receives batches again that this one did not acknowledge.
                 deployment.oracle.reader(self.view, once=False)
         takeovers = self.once and not self.one_process
         deployment.keep_alive(self.program, self.live, may_run=may_run, takeovers=takeovers)

@@ -75,7 +75,7 @@ def test_our_side_of_a_comparison_runs_without_kafka(
 
 @pytest.mark.skipif(not AT_NIGHT, reason="starts its own Spark; runs with --nightly")
 @pytest.mark.parametrize("suite", ["spark_cores", "peers", "workloads"])
-def test_a_suite_with_a_spark_of_its_own_runs_at_a_tiny_size(suite: str) -> None:
+def test_a_suite_with_its_own_spark_runs_at_a_tiny_size(suite: str) -> None:
     command = [sys.executable, "-m", "benchmarks", "--tiny", suite]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,7 @@ def test_golden_batches_read_through_spark(spark: SparkSession, store: str, stre
     assert got == {index: description["records_hex"] for index, description in enumerate(described)}
 
 
-def test_queries_of_version_0_1_go_on_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_queries_of_version_0_1_continue_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
     old = Path(shutil.copytree(GOLDEN / "v0.1", tmp_path / "old"))
 
     def run(source: str, target: str, checkpoint: str, *columns: str, **options: str) -> None:

@@ -152,9 +152,7 @@ def test_a_stream_is_written_to_all_partitions_and_continues_after_a_restart(
     assert CommitRecord.from_json(record_of(topic).read_bytes()).batch == 3
 
 
-def test_a_decision_that_was_not_carried_out_is_completed_by_the_restart(
-    pipe: Pipe, topic: Topic
-) -> None:
+def test_a_restart_completes_a_decision_that_was_not_carried_out(pipe: Pipe, topic: Topic) -> None:
     pipe.feed(*(str(number) for number in range(20)))
     pipe.run()
     # As if the driver had died after it wrote the record, before any acknowledgement.

@@ -1,8 +1,8 @@
 """moto's S3 over HTTP, one request at a time, so that conditions also hold in a race.
 
 moto compares ``If-Match`` and then writes, in one thread per request. If two writers arrive
-together, the second one overwrites a write that the first one was told succeeded. S3 does not do
-that, so a lock closes the gap here::
+together, the second one overwrites the first one's write although that was confirmed. S3 does not
+do that, so a lock closes the gap here::
 
     with MotoServer() as endpoint:
         boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="flights")
