@@ -130,7 +130,7 @@ class WritingCluster(SeededChoices):
         return partial(BrokerPause, network=self.network.of(runtime))
 
     def append_alone(self, runtime: SimRuntime, seconds: float) -> None:
-        """Append one entry about every second, without the broker."""
+        """Append one entry about every second, not through the broker."""
         queue = Queue(
             self.store(runtime),
             CONFIG,

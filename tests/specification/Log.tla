@@ -24,7 +24,7 @@ CONSTANTS
     Takes,       \* How often all runs together try to take a position.
     Resets,      \* How often an operator resets a position.
     Expiries,    \* The number of readers that may expire.
-    V1Removals       \* The number of entries that a v1 consumer removes.
+    V1Removals   \* The number of entries that a v1 consumer removes.
 
 VARIABLES manifest, index, position, objects, deleted, producer, mover, run, collector, resetter,
           acked, unsure, told, counts
