@@ -57,7 +57,7 @@ MODULES = {
         "tests/unit/consumer/test_batches.py",
     ),
     "gc": ("tests/unit/gc", "tests/unit/queue/test_unaccounted.py", *_LOG),
-    "queue/log": _LOG,
+    "queue/log": ("tests/unit/queue/test_log_checks.py", *_LOG),
     "queue/log_index": ("tests/unit/queue/test_log_index.py", *_LOG),
     "queue/log_moves": _LOG,
     "queue/log_parts": (
