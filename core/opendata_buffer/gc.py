@@ -45,7 +45,12 @@ from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import OWNER_NAME, Watermark, owner_key
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_queue, misplaced
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.reader_positions import ReaderPosition, read_positions, readers_folder
+from opendata_buffer.queue.reader_positions import (
+    ReaderPosition,
+    position_object,
+    read_positions,
+    readers_folder,
+)
 from opendata_buffer.queue.retention import floor_of, full_since, kept_since
 from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.queue.stored_manifest import check_reached, manifest_object
@@ -549,7 +554,11 @@ class GarbageCollector:
             metrics.reader_lag.set(behind.entry_count, labels)
             metrics.reader_lag_seconds.set(behind.age_s(now_ms) or 0.0, labels)
             metrics.reader_expires_seconds.set(max(0, left_ms) / 1000, labels)
-        floor = floor_of(index, held, view.next_sequence, self._retained_from(view, now_ms))
+        retained_from = self._retained_from(view, now_ms)
+        floor = floor_of(index, held, view.next_sequence, retained_from)
+        if floor > index.floor:
+            held |= self._unnamed_readers(index, now_ms - index.reader_expiry_ms)
+            floor = floor_of(index, held, view.next_sequence, retained_from)
         # Noted, so that a reader whose position stays away expires.
         missing = {n: index.missing.get(n, now_ms) for n, p in positions.items() if p.is_missing}
         changed = replace(index, missing=missing)
@@ -567,6 +576,29 @@ class GarbageCollector:
         now = self._log.change(lambda before: new if before == index else before)
         self._delete_parts(now.floor - REMEMBERED)
         return now
+
+    def _unnamed_readers(self, index: LogIndex, expired_ms: int) -> dict[str, int]:
+        """Return the next sequence of each reader that has a position and is not in the index.
+
+        The start of such a reader was interrupted, or the index and the owner marker were restored
+        from one backup that is older than the reader (failure F46). It keeps what it needs until it
+        expires or returns. Readers that have expired or lost batches are left out.
+        """
+        found: dict[str, int] = {}
+        folder = readers_folder(self._config)
+        for info in self._store.list(folder).objects:
+            name = info.key.removeprefix(folder).removesuffix(".json")
+            if "/" in name or name in index.readers or info.last_modified_ms < expired_ms:
+                continue
+            try:
+                position = position_object(self._log, name).read()
+            except errors.CorruptData:
+                continue  # Whose position it was cannot be known.
+            if not isinstance(position, ReaderPosition) or position.queue_id != index.queue_id:
+                continue
+            if position.next >= index.floor:
+                found[name] = position.next
+        return found
 
     def _moved_ms(self, positions: Mapping[str, ReaderPosition], expired_ms: int) -> dict[str, int]:
         """Return when each reader moved last, by the later of its own and the store's clock.

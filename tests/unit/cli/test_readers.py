@@ -14,6 +14,7 @@ from opendata_buffer import Consumer, TopicProducer
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import BatchMissing, Fenced
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.reader_positions import ReaderPosition
@@ -1113,6 +1114,7 @@ def test_f46_fsck_restores_batches_that_an_old_index_calls_lost(
     forget_mark(store)
     with monkeypatch.context() as earlier:
         earlier.setattr(Log, "check_gap", lambda *_: None)
+        earlier.setattr(GarbageCollector, "_unnamed_readers", lambda *_: {})
         fill(url, *([b"%d" % number] for number in range(60, 100)))
         ((first, end),) = index_of(store).lost
         if floor_passed:

@@ -287,3 +287,43 @@ def test_a_cycle_reads_the_position_of_a_reader_again_only_for_a_retention_by_by
         fixture.store.requests.clear()
         fixture.collector().run_once()
         assert fixture.store.requests["get", "ingest/_readers/reader.json"] == reads
+
+
+def test_f46_an_index_and_a_marker_that_are_restored_together_lose_no_batch_of_a_new_reader() -> (
+    None
+):
+    """No segment was cut since the backup, so the two of them look like an earlier state."""
+    fixture = LogFixture()
+    fixture.append(5)
+    done = fixture.reader("done")
+    backup = {
+        key: fixture.store.get(key).data for key in ("ingest/_log.json", "ingest/_owner.json")
+    }
+    new = fixture.reader("new")
+    fixture.append(5)
+    read(new, 3)
+    read(done)
+    new.close()
+    for key, data in backup.items():
+        fixture.store.put(key, data)
+    assert fixture.index().readers == ("done",), "nobody notices that the index is an old copy"
+    fixture.runtime.advance(3_600)
+    fixture.collector().run_once()
+    assert fixture.index().floor == 3
+    again = fixture.reader("new")
+    assert read(again) == [*range(3, 10)]
+    assert fixture.index().readers == ("done", "new")
+
+
+def test_f46_a_reader_that_an_old_index_does_not_name_expires_like_any_other() -> None:
+    fixture = LogFixture()
+    fixture.append(10)
+    done, new = fixture.reader("done"), fixture.reader("new")
+    read(new, 3)
+    log = Log(fixture.store, fixture.config, fixture.runtime)
+    log.change(lambda index: index and index.without_readers(["new"]))
+    fixture.runtime.advance(7 * DAY_S + 1)
+    read(done)
+    fixture.store.put("ingest/_readers/unreadable.json", b"{}")
+    fixture.collector().run_once()
+    assert fixture.index().floor == 10

@@ -17,6 +17,7 @@ from opendata_buffer import (
 )
 from opendata_buffer.admin.rebuild import rebuild_index
 from opendata_buffer.admin.target import Target
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.queue import Queue
 from tests.unit.queue.test_log import DAY_S, KEY, LogFixture, read, small
 
@@ -183,8 +184,11 @@ def test_the_error_about_a_reader_that_the_log_does_not_have_does_not_call_it_ex
     assert "did not move" not in str(lost.value)
 
 
-def test_the_error_of_a_reader_that_starts_while_the_floor_rises_says_that_it_rose() -> None:
-    """The collector does not know the reader yet, because its name is not in the index."""
+def test_the_error_of_a_reader_that_starts_while_the_floor_rises_says_that_it_rose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The collector has looked before the reader wrote its position."""
+    monkeypatch.setattr(GarbageCollector, "_unnamed_readers", lambda *_: {})
     fixture = LogFixture()
     fixture.append(40)
     quick = fixture.reader("quick")
@@ -208,7 +212,13 @@ def test_the_error_of_a_reader_that_starts_while_the_floor_rises_says_that_it_ro
     assert "did not move" not in str(lost.value)
 
 
-def test_the_error_after_an_interrupted_first_start_does_not_call_the_reader_expired() -> None:
+@pytest.mark.parametrize("earlier", [True, False])
+def test_the_error_after_an_interrupted_first_start_does_not_call_the_reader_expired(
+    monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """A collector of an earlier release does not look for positions without a name."""
+    if earlier:
+        monkeypatch.setattr(GarbageCollector, "_unnamed_readers", lambda *_: {})
     fixture = LogFixture()
     fixture.append(40)
     quick = fixture.reader("quick")
@@ -225,6 +235,9 @@ def test_the_error_after_an_interrupted_first_start_does_not_call_the_reader_exp
     fixture.store.put_if = write  # type: ignore[method-assign]
     read(quick)
     fixture.collect()
+    if not earlier:
+        assert read(fixture.reader("new")) == [*range(40)], "it has lost nothing"
+        return
     with pytest.raises(DataLoss, match="A start of reader 'new' was interrupted"):
         fixture.reader("new")
     assert fixture.reader("new", allow_data_loss=True).first_sequence == 40
