@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
@@ -234,6 +235,41 @@ def test_f42_entries_that_were_removed_before_they_were_moved_are_reported(
         "sequences 56 to 57 were removed from manifest 'ingest/manifest' by a consumer that does "
         "not know logs (the manifest has epoch 7)."
     )
+
+
+@pytest.mark.parametrize(
+    ("skipped", "says"),
+    [
+        (
+            [30, 58],
+            "manifest 'ingest/manifest' was rebuilt: the log continues at sequence 58 after 55",
+        ),
+        ([30, 57], "sequences 56 to 57 were removed from manifest 'ingest/manifest'"),
+    ],
+)
+def test_sequences_that_a_repair_skipped_are_not_reported_as_removed(
+    skipped: list[int], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = Moved(100)
+    queue.locations, later = queue.locations[:60], queue.locations
+    assert queue.end() == 56
+    store = queue.fixture.store
+    marker = json.loads(store.get("ingest/_owner.json").data)
+    store.put("ingest/_owner.json", json.dumps({**marker, "skipped": [skipped]}).encode())
+    queue.locations = later
+    assert queue.end(58) == 96
+    (said,) = caplog.messages
+    assert said.startswith(says)
+
+
+def test_a_move_without_a_gap_does_not_ask_which_sequences_a_repair_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def asked(*queue: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(log_moves, "skipped_ranges", asked)
+    assert Moved(40).end() == 36
 
 
 def test_a_log_with_many_segments_gets_pages(monkeypatch: pytest.MonkeyPatch) -> None:
