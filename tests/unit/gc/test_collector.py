@@ -26,6 +26,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import Transaction, batch_key, name_time_ms
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcCursor
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.ownership import change_grace_period, claim_queue
 from opendata_buffer.stores.base import DeleteFailure, Listing, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
@@ -398,8 +399,10 @@ def test_f7_with_two_queues_in_one_prefix_nothing_is_deleted_and_both_manifests_
 def test_f9_a_fenced_collector_deletes_nothing() -> None:
     queue = Fixture()
     before = queue.names()
-    with pytest.raises(Fenced, match="epoch 2 was fenced by epoch 3"):
+    with pytest.raises(Fenced, match="epoch 2 was fenced by epoch 3") as fenced:
         queue.collector(epoch=2).run_once()
+    (hint,) = fenced.value.hints
+    assert hint.queue == queue_name(queue.store.url, queue.config)
     assert queue.names() - before == {"ingest/_owner.json"}
     assert queue.collector(epoch=3).run_once().deleted == 2
 
