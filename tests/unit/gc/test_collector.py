@@ -766,6 +766,8 @@ def test_nothing_is_deleted_when_the_oldest_batch_is_gone_and_its_name_has_no_ti
     assert report.deleted == 0
     assert report.plan.held is not None
     assert "oldest queued batch 0 at 'ingest/old-name.batch' is gone" in report.plan.held
+    (hint,) = report.plan.held.hints
+    assert hint.sequence == 0
     assert "'opendata-buffer skip memory://" in report.plan.held
 
 
