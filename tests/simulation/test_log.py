@@ -75,6 +75,10 @@ class LogModel(DeliveryModel):
         self.segments = 0
         self.pages = 0
 
+    def is_forgotten(self, first: int | None, sequence: int) -> bool:
+        """Readers compare a location with the last ones before it only (decision 0034)."""
+        return first is not None and sequence - first > reader_queue.REMEMBERED
+
     def object_written(self, key: str, data: bytes) -> None:
         if key.startswith(f"{PREFIX}/_log/"):
             self.objects[key] = data
