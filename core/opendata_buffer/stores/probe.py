@@ -19,6 +19,13 @@ from opendata_buffer.stores.base import Blob, ConditionalPut, Delete, DeleteFail
 
 log = logging.getLogger(__name__)
 
+_ANSWERS: dict[type, str] = {
+    outcomes.Applied: "success",
+    outcomes.LostRace: "'precondition failed'",
+    outcomes.Vanished: "'not found'",
+}
+"""The store's answers, for an error."""
+
 PROBE_DEADLINE_MS = 10_000  # short, so that a producer with a wrong endpoint fails soon
 SAFE: set[str] = set()  # endpoints and buckets that this process has found to be safe
 RACES = 3  # number of objects that writers race for, twice each
@@ -111,7 +118,7 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
         if not isinstance(outcome, right):
             raise UnsafeStore(
                 f"store {name} does not honor conditional writes: it answered {step} with "
-                f"{type(outcome).__name__}. Writers of one manifest would overwrite each other, "
+                f"{_ANSWERS[type(outcome)]}. Writers of one manifest would overwrite each other, "
                 "or wait for each other forever. Use a store that supports them (AWS S3, "
                 "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
             )

@@ -81,10 +81,10 @@ def test_a_race_whose_answers_are_lost_proves_nothing(runtime: ManualRuntime) ->
 @pytest.mark.parametrize(
     ("rule", "step"),
     [
-        ("creates on If-Match", "answered If-Match on a missing object with Applied"),
+        ("creates on If-Match", "answered If-Match on a missing object with success"),
         ("replaces on If-None-Match", r"answered If-None-Match: \* on an existing object with"),
-        ("replaces on another ETag", "answered If-Match with another ETag with Applied"),
-        ("has weak ETags", "answered If-Match with the object's ETag with Conflict"),
+        ("replaces on another ETag", "answered If-Match with another ETag with success"),
+        ("has weak ETags", "answered If-Match with the object's ETag with 'precondition failed'"),
     ],
 )
 def test_the_error_names_each_broken_rule(runtime: ManualRuntime, rule: str, step: str) -> None:
