@@ -29,7 +29,7 @@ from opendata_buffer.queue.consumer_note import amend_consumer_info, write_consu
 from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_view import LogView
-from opendata_buffer.queue.marker import owner_key
+from opendata_buffer.queue.marker import is_rebuilt_at, owner_key
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue
@@ -248,7 +248,7 @@ def check_data_loss(
             queue = queue_name(log_.store.url, log_.config)
             hints.append(Hint(Action.RESET_READER, queue, oldest, readers=(log_.reader,)))
         ranges = skipped()
-        if any(after == oldest for _, after in ranges):
+        if is_rebuilt_at(oldest, ranges):
             cause = ""  # A repair has made the gap, and the error says so.
         more: list[str | Hint] = [cause, *hints] if cause else [*hints]
         raise DataLoss(key, needed, oldest, *more, open_from=open_from, skipped=ranges)

@@ -23,7 +23,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
-from opendata_buffer.queue.marker import skipped_ranges
+from opendata_buffer.queue.marker import is_rebuilt_at, skipped_ranges
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def move_entries(log: Log, manifest: Manifest) -> LogIndex | None:
         # Store the object first, so that the index never names a missing segment (failure F43).
         part = log.segments.add(manifest.part(first, end))
         skipped = skipped_ranges(log.store, log.config, log.runtime) if first > index.end else ()
-        if any(after == first for _, after in skipped):
+        if is_rebuilt_at(first, skipped):
             logger.warning(
                 "manifest %r was rebuilt: the log continues at sequence %d after %d",
                 log.config.manifest_path,

@@ -261,6 +261,11 @@ def held_batches(end: int, skipped: Sequence[tuple[int, int]]) -> int:
     return end - sum(min(end, after) - first for first, after in skipped if first < end)
 
 
+def is_rebuilt_at(sequence: int, skipped: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a manifest that a repair rebuilt begins at a sequence."""
+    return any(after == sequence for _, after in skipped)
+
+
 class IndexMark:
     """The number of changes that the index of a log has had, kept in the owner marker.
 

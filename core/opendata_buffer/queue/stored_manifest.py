@@ -28,7 +28,7 @@ from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.hints import Action, Hint, QueueName, Setting
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.hints import queue_name
-from opendata_buffer.queue.marker import Watermark
+from opendata_buffer.queue.marker import Watermark, is_rebuilt_at
 from opendata_buffer.runtime import Runtime
 
 
@@ -190,7 +190,7 @@ def check_resume(
         why = ends_before(last_acked, now.next_sequence, config.manifest_path, url)
         raise errors.QueueReset(f"{why} Start without a position to read what is queued now.")
     if last_acked + 1 < now.first_sequence and not allow_data_loss:
-        was_rebuilt = any(after == now.first_sequence for _, after in skipped)
+        was_rebuilt = is_rebuilt_at(now.first_sequence, skipped)
         cause = "Another consumer read this queue. Resume from its position."
         raise errors.DataLoss(
             config.manifest_path,
