@@ -47,9 +47,9 @@ from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import (
     ReaderPosition,
-    position_object,
     read_positions,
-    readers_folder,
+    stored_position,
+    stored_readers,
 )
 from opendata_buffer.queue.retention import floor_of, full_since, kept_since
 from opendata_buffer.queue.sidecar import Sidecar
@@ -585,18 +585,14 @@ class GarbageCollector:
         expires or returns. Readers that have expired or lost batches are left out.
         """
         found: dict[str, int] = {}
-        folder = readers_folder(self._config)
-        for info in self._store.list(folder).objects:
-            name = info.key.removeprefix(folder).removesuffix(".json")
-            if "/" in name or name in index.readers or info.last_modified_ms < expired_ms:
+        for name, stored_ms in stored_readers(self._log).items():
+            if name in index.readers or stored_ms < expired_ms:
                 continue
             try:
-                position = position_object(self._log, name).read()
+                position = stored_position(self._log, name, index.queue_id)
             except errors.CorruptData:
                 continue  # Whose position it was cannot be known.
-            if not isinstance(position, ReaderPosition) or position.queue_id != index.queue_id:
-                continue
-            if position.next >= index.floor:
+            if position is not None and position.next >= index.floor:
                 found[name] = position.next
         return found
 
@@ -607,9 +603,8 @@ class GarbageCollector:
         """
         found = {name: each.moved_ms for name, each in positions.items()}
         if any(each < expired_ms for each in found.values()):
-            for each in self._store.list(readers_folder(self._config)).objects:
-                name = posixpath.basename(each.key).removesuffix(".json")
-                found[name] = max(found.get(name, 0), each.last_modified_ms)
+            for name, stored_ms in stored_readers(self._log).items():
+                found[name] = max(found.get(name, 0), stored_ms)
         return found
 
     def _retained_from(self, view: LogView, now_ms: int) -> int | None:

@@ -21,7 +21,7 @@ from opendata_buffer.queue.reader_admin import (
     unknown_reader,
     unregister,
 )
-from opendata_buffer.queue.reader_positions import read_positions, readers_folder
+from opendata_buffer.queue.reader_positions import position_key, read_positions, readers_folder
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.topic.description import TopicDescription
 
@@ -373,7 +373,7 @@ def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str
             deleted.append(queue.prefix)
         for queue in unread:
             if queue.prefix not in deleted:  # The reader has expired there.
-                position = f"{readers_folder(queue.config)}{name}.json"
+                position = position_key(queue.config, name)
                 queue.store.delete_many([position, claims_key(queue.prefix, name)])
                 deleted.append(queue.prefix)
         held = [] if target.topic is None else _with_reader(_views(target, name), name)

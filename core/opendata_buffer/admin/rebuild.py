@@ -44,7 +44,7 @@ from opendata_buffer.queue.log_parts import (
 from opendata_buffer.queue.marker import OWNER_NAME, IndexMark, Watermark
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing
-from opendata_buffer.queue.reader_positions import ReaderPosition, position_object, stored_readers
+from opendata_buffer.queue.reader_positions import stored_position, stored_readers
 from opendata_buffer.queue.sidecar import LARGEST
 from opendata_buffer.queue.unaccounted import OtherManifests
 from opendata_buffer.runtime import in_parallel
@@ -471,10 +471,10 @@ def _reads(log: Log, name: str, floor: int) -> bool:
     the floor without an error (failure F44). Left out, it gets ``DataLoss`` when it starts.
     """
     try:
-        found = position_object(log, name).read()
+        found = stored_position(log, name, log.queue_id)
     except errors.CorruptData:
         return True
-    if not isinstance(found, ReaderPosition) or found.queue_id != log.queue_id:
+    if found is None:
         return False
     if found.next < floor:
         logger.warning(

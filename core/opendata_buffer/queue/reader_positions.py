@@ -131,16 +131,53 @@ def readers_folder(config: QueueConfig) -> str:
     return f"{config.data_path_prefix}/_readers/"
 
 
-def stored_readers(log_: Log) -> list[str]:
-    """Return the names of all readers that have a position, also of those that have expired."""
+def position_key(config: QueueConfig, name: str) -> str:
+    """Return the key of a reader's position."""
+    return f"{readers_folder(config)}{name}.json"
+
+
+def stored_readers(log_: Log) -> dict[str, int]:
+    """List the readers that have a position, also those that have expired. Makes one request.
+
+    Args:
+        log_: The log.
+
+    Returns:
+        When each position was stored, in milliseconds by the store's clock, by reader.
+    """
     folder = readers_folder(log_.config)
-    files = (info.key[len(folder) :] for info in log_.store.list(folder).objects)
-    return [name.removesuffix(".json") for name in files if "/" not in name]
+    files = {info.key[len(folder) :]: info for info in log_.store.list(folder).objects}
+    return {
+        name.removesuffix(".json"): info.last_modified_ms
+        for name, info in files.items()
+        if "/" not in name
+    }
+
+
+def stored_position(log_: Log, name: str, queue_id: str) -> ReaderPosition | None:
+    """Read the position of a reader that the index may not name.
+
+    Args:
+        log_: The log.
+        name: The reader.
+        queue_id: The id of the queue.
+
+    Returns:
+        None if the reader has no position in this queue.
+
+    Raises:
+        CorruptData: The position cannot be read.
+        StorageError: The store did not answer.
+    """
+    found = position_object(log_, name).read()
+    if isinstance(found, ReaderPosition) and found.queue_id == queue_id:
+        return found
+    return None
 
 
 def position_object(log_: Log, name: str) -> CasObject[ReaderPosition]:
     """Return the position of one reader as an object to read and change."""
-    key = f"{readers_folder(log_.config)}{name}.json"
+    key = position_key(log_.config, name)
     queue = queue_name(log_.store.url, log_.config)
     kind = replace(_POSITION, remedy=Hint(Action.RESTORE_POSITION, queue, readers=(name,)))
     return CasObject(

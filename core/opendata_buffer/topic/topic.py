@@ -60,9 +60,8 @@ from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import enable_readers, register_readers
 from opendata_buffer.queue.reader_positions import (
-    ReaderPosition,
-    position_object,
     read_positions,
+    stored_position,
     stored_readers,
 )
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
@@ -581,13 +580,11 @@ class Topic:
 
         def look(name: str) -> None:
             try:
-                position = position_object(log_, name).read()
+                position = stored_position(log_, name, claim.queue_id)
             except errors.CorruptData:
                 moved_ms[name] = 0  # It gets this error when it opens the partition.
                 return
-            if not isinstance(position, ReaderPosition) or position.queue_id != claim.queue_id:
-                return
-            if position.next < end:
+            if position is not None and position.next < end:
                 moved_ms[name] = position.moved_ms
 
         in_parallel(self._runtime, look, stored_readers(log_))
@@ -650,12 +647,11 @@ class Topic:
         """
         config = self.config_of(partition, self._settings)
         claim = check_owner(self.store, config, runtime=self._runtime)
-        position = position_object(Log(self.store, config, self._runtime), reader).read()
-        if (
-            claim is None
-            or not isinstance(position, ReaderPosition)
-            or position.queue_id != claim.queue_id
-        ):
+        if claim is None:
+            return None
+        log_ = Log(self.store, config, self._runtime)
+        position = stored_position(log_, reader, claim.queue_id)
+        if position is None:
             return None
         manifest = Queue(self.store, config, runtime=self._runtime, role="topic").read()
         claim.check(manifest)

@@ -176,13 +176,18 @@ def test_a_successor_restarts_the_timeout_of_every_claim() -> None:
     assert again["deliveries"] == 2
 
 
-def test_an_older_dispatcher_does_not_fence_the_later_one() -> None:
-    store = filled(4)
+def replaced_and_announced(store: MemoryStore) -> tuple[Asking, Asking]:
+    """Return a dispatcher that has learned that another one replaced it, and the other one."""
     first, second = Asking(store), Asking(store)
     first.claim()
     second.claim()
     first.is_announced = False
     assert first.claim()["why"] == "moved"
+    return first, second
+
+
+def test_an_older_dispatcher_does_not_fence_the_later_one() -> None:
+    first, second = replaced_and_announced(filled(4))
     assert first.fails() == "TransientStorageError"
     assert sequences(second.claim()) == [2]
 
@@ -281,12 +286,7 @@ def test_an_announced_dispatcher_does_not_take_the_claims_back_from_another_cons
 
 
 def test_a_replaced_dispatcher_hands_out_batches_again_when_it_is_announced_again() -> None:
-    store = filled(4)
-    first, second = Asking(store), Asking(store)
-    first.claim()
-    second.claim()
-    first.is_announced = False
-    assert first.claim()["why"] == "moved"
+    first, second = replaced_and_announced(filled(4))
     first.is_announced, second.is_announced = True, False
     assert sequences(first.claim()) == [2]
     assert second.claim()["why"] == "moved"
