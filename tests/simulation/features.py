@@ -30,8 +30,9 @@ from opendata_buffer import Consumer
 from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
 from opendata_buffer.admin.readers import enable_log, view_of
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import Start, plan_trim, skip_batch, trim_queue
+from opendata_buffer.admin.trim import plan_trim, skip_batch, trim_queue
 from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError, StorageError
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.log import Log, OldIndex
@@ -240,7 +241,7 @@ def _trim(deployment: Deployment) -> bool:
             try:
                 manifest = queue.reader().manifest()
                 middle = (manifest.first_sequence + manifest.next_sequence + 1) // 2
-                plan = plan_trim(queue, Start("latest") if latest else Start("n", middle))
+                plan = plan_trim(queue, Place("latest") if latest else Place("n", middle))
             except InvalidInput as error:
                 deployment.log(f"not trimmed: {error}")
                 return False
@@ -707,7 +708,7 @@ def _open_topic_here(deployment: Deployment, node: Node) -> None:
 
 def _trim_log(deployment: Deployment, node: Node) -> None:
     enable_log(deployment.target(node).queue(deployment.names()[0]))
-    plan_trim(deployment.target(node).queue(deployment.names()[0]), Start("latest"))
+    plan_trim(deployment.target(node).queue(deployment.names()[0]), Place("latest"))
 
 
 def _open_topic_elsewhere(deployment: Deployment, node: Node) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import CorruptData, DataLoss, Drained, InvalidInput
 from opendata_buffer.hints import Action, Hint, QueueName
 from opendata_buffer.queue.log import Log
@@ -24,9 +24,6 @@ from opendata_buffer.queue.reader_admin import (
 from opendata_buffer.queue.reader_positions import position_key, read_positions, readers_folder
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.topic.description import TopicDescription
-
-if TYPE_CHECKING:  # It imports Arrow, which a probe that runs every few seconds does not need.
-    from opendata_buffer.admin.trim import Start
 
 LEAST_EXPIRY_MS = 10 * 60 * 1000
 """The shortest expiry. A reader with nothing to read writes its position at most once a minute."""
@@ -209,7 +206,7 @@ class ResetPlan:
     runs: str  # the consumer that is fenced, in words; empty if none seems to run
 
 
-def plan_reset(queue: Target, name: str, where: Start | int) -> tuple[ResetPlan, LogView]:
+def plan_reset(queue: Target, name: str, where: Place | int) -> tuple[ResetPlan, LogView]:
     """Return where a reader would be set, without changing anything.
 
     Args:
@@ -241,7 +238,7 @@ def plan_reset(queue: Target, name: str, where: Start | int) -> tuple[ResetPlan,
     return ResetPlan(queue.prefix, name, before, after, again, passed, runs), view
 
 
-def apply_reset(queue: Target, plan: ResetPlan, view: LogView, where: Start | int) -> ResetPlan:
+def apply_reset(queue: Target, plan: ResetPlan, view: LogView, where: Place | int) -> ResetPlan:
     """Set the reader as planned.
 
     The oldest batch may be deleted between the plan and the write. A reset to the oldest batch is

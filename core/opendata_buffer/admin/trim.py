@@ -8,14 +8,14 @@ the change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from typing import NamedTuple
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import open_in
-from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS
 from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.place import Place, range_of
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptBatch,
@@ -43,7 +43,7 @@ from opendata_buffer.quarantine import (
     write_report,
 )
 from opendata_buffer.queue.consumer_note import SKIP, TRIM, write_consumer_info
-from opendata_buffer.queue.hints import queue_name, topic_name
+from opendata_buffer.queue.hints import topic_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.reader_positions import read_positions
@@ -78,7 +78,7 @@ def skip_batch(
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
         raise InvalidInput(
             f"sequence {sequence} is not in the queue with manifest {config.manifest_path!r}: "
-            f"{_range_of(manifest)}"
+            f"{range_of(manifest)}"
         )
     (entry,) = manifest.entries(sequence, 1)
     fault = None
@@ -143,12 +143,6 @@ def _view(queue: Target) -> Manifest | LogView:
 
 def _copy(queue: Target, entry: BatchDescriptor, why: str) -> QuarantineReport:
     return quarantine(queue.store, queue.prefix, entry, why, runtime=queue.runtime)
-
-
-def _range_of(manifest: Manifest | LogView) -> str:
-    if not manifest.entry_count:
-        return "it is empty"
-    return f"it holds {manifest.first_sequence} to {manifest.next_sequence - 1}"
 
 
 def restore_batch(queue: Target, name: str) -> QuarantineReport:
@@ -312,89 +306,6 @@ def _readable_copy(queue: Target, report: QuarantineReport) -> bytes:
     return data
 
 
-EARLIEST = "earliest"
-LATEST = "latest"
-_MOST_DIGITS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A place to begin at in a queue: a word, a sequence or a time.
-
-    ``earliest`` is the oldest queued batch and ``latest`` the end. A time is the first batch with a
-    record of that time or later, as in the Spark source's ``startingTimestamp``.
-    """
-
-    text: str  # as the caller gave it
-    sequence: int | None = None
-    since_ms: int | None = None  # since the Unix epoch
-
-    @property
-    def is_earliest(self) -> bool:
-        """Whether this is the oldest batch."""
-        return self.text == EARLIEST
-
-    @classmethod
-    def parse(cls, text: str) -> Start:
-        """Parse ``earliest``, ``latest``, a sequence, or an ISO 8601 time (UTC without a zone).
-
-        Args:
-            text: The argument of a command.
-
-        Returns:
-            The place.
-
-        Raises:
-            InvalidInput: The text has none of these forms.
-        """
-        if text in (EARLIEST, LATEST):
-            return cls(text)
-        if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
-            return cls(text, sequence=int(text))
-        try:
-            at = datetime.fromisoformat(text)
-        except ValueError:
-            raise InvalidInput(
-                f"invalid position {text!r}: use {EARLIEST}, {LATEST}, a sequence such as "
-                "42, or a time such as 2026-01-31T03:00:00Z"
-            ) from None
-        if at.tzinfo is None:
-            at = at.replace(tzinfo=UTC)
-        return cls(text, since_ms=round(at.timestamp() * 1000))
-
-    def sequence_in(self, manifest: Manifest | LogView, config: QueueConfig, url: str) -> int:
-        """Find the sequence of this place in a queue.
-
-        Args:
-            manifest: The manifest, or the view of the log.
-            config: The queue.
-            url: The URL of its store.
-
-        Returns:
-            The sequence. For the end of the queue it is the next sequence.
-
-        Raises:
-            InvalidInput: The sequence has left the queue, or is past its end.
-        """
-        if self.since_ms is not None:
-            return manifest.since(self.since_ms)
-        first, end = manifest.first_sequence, manifest.next_sequence
-        if self.sequence is None:
-            return first if self.text == EARLIEST else end
-        if first <= self.sequence <= end:
-            return self.sequence
-        where = f"the queue with manifest {config.manifest_path!r}: {_range_of(manifest)}"
-        if self.sequence < first:
-            raise InvalidInput(
-                f"sequence {self.sequence} has left {where}. Begin at {EARLIEST}",
-                Hint(Action.LIST_SKIPPED, queue_name(url, config)),
-            )
-        raise InvalidInput(
-            f"sequence {self.sequence} is beyond the end of {where}, and the next batch gets "
-            f"{end}. Use {LATEST} for the end"
-        )
-
-
 CONCURRENCY = 8  # copies at once; each passes through this process's memory
 
 
@@ -405,7 +316,7 @@ class TrimPlan(NamedTuple):
     dropped: Sequence[BatchDescriptor]
 
 
-def plan_trim(queue: Target, start: Start) -> TrimPlan:
+def plan_trim(queue: Target, start: Place) -> TrimPlan:
     """Find the entries that lie before ``start``, without changing anything.
 
     If a committed transaction lies on both sides of ``start``, its batches after ``start`` stay, as

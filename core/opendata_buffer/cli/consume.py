@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from opendata_buffer.admin.readers import reader_of, view_of
 from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.assembly.consumer import Consumer
 from opendata_buffer.assembly.topic_consumer import TopicConsumer
 from opendata_buffer.cli import options
@@ -31,6 +30,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.consumer.isolation import ReadCommitted
+from opendata_buffer.consumer.place import EARLIEST, Place
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, InvalidInput, OpenDataBufferError, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
@@ -125,7 +125,7 @@ def consume(
             "--ack takes from the oldest batch on: leave out --from. The command 'trim' deletes "
             "what lies before a place"
         )
-    start = Start.parse(EARLIEST if from_ is None else from_)
+    start = Place.parse(EARLIEST if from_ is None else from_)
     target = target_of(runtime, queue, ConsumerConfig, topic_deadline_ms=SOON_MS)
     config, store, is_topic = target.config, target.store, target.topic is not None
     check_start(target, start, "--from")
@@ -384,7 +384,7 @@ def _warn_of_removed(queue: Target, reader: ReadOnlyReader) -> None:
         log.warning("%s", removed_before(count, url, config, "this command"))
 
 
-def _begin_of(queue: Target, reader: ReadOnlyReader, start: Start) -> int:
+def _begin_of(queue: Target, reader: ReadOnlyReader, start: Place) -> int:
     """Return the sequence to begin at: a position in the queue, or that of a named reader."""
     view, name = reader.view(), queue.config.reader
     if not name:
@@ -411,7 +411,7 @@ def _topic_source(consumer: TopicConsumer) -> BatchSource:
 class ReadOnlyPartition:
     """Reads the committed batches of one partition without consuming it."""
 
-    def __init__(self, queue: Target, start: Start) -> None:
+    def __init__(self, queue: Target, start: Place) -> None:
         self.ready: deque[BatchDescriptor] = deque()  # Committed, but not fetched yet.
         self._queue = queue
         self._reader = queue.reader(AGAIN)
@@ -430,7 +430,7 @@ class ReadOnlyPartition:
             return True
         if self._begin is None:
             if self._reader.find() is None:
-                self._start = Start(EARLIEST)  # All its batches will be newer than this.
+                self._start = Place(EARLIEST)  # All its batches will be newer than this.
                 return False
             # Entries before the start also pass the filter: they may belong to a transaction that
             # an acknowledgement after the start commits.
@@ -455,7 +455,7 @@ class ReadOnlyPartition:
 class ReadOnlyTopic:
     """Reads a topic without consuming it, partition by partition."""
 
-    def __init__(self, target: Target, start: Start) -> None:
+    def __init__(self, target: Target, start: Place) -> None:
         assert target.topic is not None
         self._topic = CachedTopic(target.topic, target.runtime, REFRESH_S)
         self._target = target
@@ -466,7 +466,7 @@ class ReadOnlyTopic:
         """Yield the next batches, up to ``limit``."""
         partitions = self._partitions
         # All batches of a partition that is added later were produced after the start.
-        start = Start(EARLIEST) if partitions else self._start
+        start = Place(EARLIEST) if partitions else self._start
         for name in self._topic.get().names:
             if name not in partitions:
                 partitions[name] = ReadOnlyPartition(self._target.queue(name), start)

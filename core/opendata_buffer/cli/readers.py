@@ -24,7 +24,6 @@ from opendata_buffer.admin.readers import (
 )
 from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import Command, Group
@@ -32,6 +31,7 @@ from opendata_buffer.cli.target import target_of
 from opendata_buffer.cli.terminal import open_console, reader_table, readers_table
 from opendata_buffer.cli.text import confirm, format_retention, format_span, plural
 from opendata_buffer.config import check_reader_name
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import CorruptData, Drained, InvalidInput
 from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.log_index import LogIndex
@@ -329,13 +329,13 @@ def _fail(faults: list[CorruptData]) -> None:
         raise Failure(". ".join(str(fault).rstrip(".") for fault in faults))
 
 
-def _where(kind: str, value: Any, runtime: Runtime) -> Start | int:
+def _where(kind: str, value: Any, runtime: Runtime) -> Place | int:
     """Return the position that an option of ``reset`` names, or how many batches to move by."""
     if kind == "shift_by":
         return int(value)
     if kind == "by_duration":
-        return Start(value, since_ms=runtime.now_ms() - options.duration_ms(value))
-    start = Start.parse(kind.removeprefix("to_") if value is True else str(value))
+        return Place(value, since_ms=runtime.now_ms() - options.duration_ms(value))
+    start = Place.parse(kind.removeprefix("to_") if value is True else str(value))
     if kind == "to_datetime" and start.since_ms is None:
         raise InvalidInput(f"invalid time {value!r}: use one such as 2026-01-31T03:00:00Z")
     return start

@@ -21,7 +21,6 @@ from opendata_buffer.admin.fsck import (
 from opendata_buffer.admin.readers import readers_of, view_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import (
-    Start,
     check_unqueued,
     collect,
     plan_trim,
@@ -36,6 +35,7 @@ from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.target import check_start, one_queue, target_of
 from opendata_buffer.cli.text import confirm, plural
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.hints import Action, Hint, Surface
 from opendata_buffer.queue.ownership import change_grace_period
 
@@ -274,7 +274,7 @@ def trim(
     query first, because one that still runs is fenced. In a topic, a time or 'latest' applies to
     all partitions. With --json prints a line for each queue.
     """
-    start = Start.parse(to)
+    start = Place.parse(to)
     target = target_of(runtime, queue, ConsumerConfig)
     check_start(target, start, "--to")
     plans = [(each, plan_trim(each, start)) for each in target.written()]

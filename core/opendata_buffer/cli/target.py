@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.cli.options import NAMES_ONE_QUEUE, REACH_STORE, remember_queue
 from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.formats.batch import is_confined, prefix_of
 from opendata_buffer.formats.manifest import Manifest
@@ -22,11 +23,8 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
 
-if TYPE_CHECKING:  # Imports Arrow, which a probe that runs every few seconds does not need.
-    from opendata_buffer.admin.trim import Start
 
-
-def check_start(target: Target, start: Start, option: str) -> None:
+def check_start(target: Target, start: Place, option: str) -> None:
     """Refuse a sequence as the start of a whole topic.
 
     Args:

@@ -10,7 +10,6 @@ from opendata_buffer import Consumer
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import (
-    Start,
     collect,
     plan_trim,
     restore_batch,
@@ -18,6 +17,7 @@ from opendata_buffer.admin.trim import (
     trim_queue,
 )
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Fenced,
@@ -228,78 +228,6 @@ def test_a_skipped_message_keeps_its_identity(txn: Transaction | None) -> None:
     assert check_queue(at(store)).ok
 
 
-# ---- start positions
-
-
-MINUTE = 60_000
-NOON = 1_767_268_800_000  # 2026-01-01T12:00:00Z
-
-
-def dated_manifest(*times: tuple[int, ...] | None, dropped: int = 0) -> Manifest:
-    """Return a manifest with one batch per tuple of ingestion times, in minutes after noon.
-
-    None is a batch without metadata.
-    """
-    entries = [
-        NewEntry(
-            f"ingest/{n}", tuple(Metadata(i, NOON + t * MINUTE) for i, t in enumerate(each or ()))
-        )
-        for n, each in enumerate(times)
-    ]
-    manifest = Manifest.empty().append(entries)
-    return manifest.drop_through(dropped - 1) if dropped else manifest
-
-
-@pytest.mark.parametrize(
-    ("text", "sequence"),
-    [
-        ("earliest", 1),
-        ("latest", 4),
-        ("1", 1),
-        ("3", 3),
-        ("4", 4),
-        ("2026-01-01T12:00:00Z", 1),
-        ("2026-01-01", 1),
-        # The second batch has a record of this minute, although its first record is older.
-        ("2026-01-01T12:05:00Z", 2),
-        ("2026-01-01T12:05:00", 2),
-        ("2026-01-01T13:05:00+01:00", 2),
-        ("2026-01-01T12:05:00.001Z", 3),
-        ("2026-01-02", 4),
-    ],
-)
-def test_a_start_position_is_resolved_to_a_sequence(text: str, sequence: int) -> None:
-    manifest = dated_manifest((0,), (1,), (2, 5), (6,), dropped=1)
-    assert Start.parse(text).sequence_in(manifest, CONFIG, CONFIG.store) == sequence
-
-
-def test_a_batch_without_any_time_is_included_in_a_start_at_a_time() -> None:
-    assert (
-        Start.parse("2026-01-02").sequence_in(
-            dated_manifest((0,), None, (1,)), CONFIG, CONFIG.store
-        )
-        == 1
-    )
-
-
-@pytest.mark.parametrize("text", ["", "Earliest", "-1", "1.5", "²", "9" * 21, "tomorrow"])
-def test_the_error_about_an_invalid_start_position_has_examples(text: str) -> None:
-    with pytest.raises(InvalidInput, match="use earliest, latest, a sequence such as 42, or a"):
-        Start.parse(text)
-
-
-def test_the_error_about_a_sequence_outside_the_queue_names_the_valid_ones() -> None:
-    manifest = dated_manifest((0,), (1,), dropped=1)
-    with pytest.raises(
-        InvalidInput, match=r"0 has left the queue with manifest 'ingest/manifest': it holds 1"
-    ):
-        Start.parse("0").sequence_in(manifest, CONFIG, CONFIG.store)
-    with pytest.raises(InvalidInput, match=r"beyond the end .* and the next batch gets 2"):
-        Start.parse("3").sequence_in(manifest, CONFIG, CONFIG.store)
-    with pytest.raises(InvalidInput, match="it is empty, and the next batch gets 0"):
-        Start.parse("1").sequence_in(Manifest.empty(), CONFIG, CONFIG.store)
-
-
 # ---- trim
 
 
@@ -308,7 +236,7 @@ PRODUCER = bytes(6)
 
 def test_every_dropped_batch_has_a_copy_in_the_quarantine() -> None:
     store = queue_of(*GOOD[:66])
-    plan = plan_trim(at(store), Start.parse("65"))
+    plan = plan_trim(at(store), Place.parse("65"))
     done = trim_queue(at(store), plan)
     reports = list_quarantine(store, "ingest")
     assert [each.id for each in reports] == done[2]
@@ -320,7 +248,7 @@ def test_the_queue_is_unchanged_if_a_copy_cannot_be_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = queue_of(*GOOD[:3])
-    plan = plan_trim(at(store), Start.parse("latest"))
+    plan = plan_trim(at(store), Place.parse("latest"))
 
     def full(key: str, data: bytes | memoryview) -> None:
         raise PermanentStorageError("no space")
@@ -333,7 +261,7 @@ def test_the_queue_is_unchanged_if_a_copy_cannot_be_stored(
 
 def test_batches_that_were_appended_or_read_since_the_plan_are_not_touched() -> None:
     store = queue_of(*GOOD[:4])
-    plan = plan_trim(at(store), Start.parse("2"))
+    plan = plan_trim(at(store), Place.parse("2"))
     with Consumer(CONFIG, store=store) as consumer:
         consumer.next_descriptors(3)
         consumer.ack_through(2)
@@ -345,7 +273,7 @@ def test_a_trim_that_was_killed_before_the_drop_is_finished_by_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = queue_of(*GOOD[:3])
-    plan = plan_trim(at(store), Start.parse("2"))
+    plan = plan_trim(at(store), Place.parse("2"))
     with monkeypatch.context() as patch:
         patch.setattr(Queue, "claim_epoch", killed)
         with pytest.raises(Killed):
@@ -354,7 +282,7 @@ def test_a_trim_that_was_killed_before_the_drop_is_finished_by_the_next_one(
     assert manifest_of(store).entry_count == 3
     with pytest.raises(InvalidInput, match="still queued as sequence 0"):
         restore_batch(at(store), left[0].id)
-    plan = plan_trim(at(store), Start.parse("latest"))
+    plan = plan_trim(at(store), Place.parse("latest"))
     done = trim_queue(at(store), plan)
     assert manifest_of(store).entry_count == 0
     copied = list_quarantine(store, "ingest")
@@ -374,10 +302,10 @@ def test_an_undecided_transaction_is_not_split() -> None:
     open_ = manifest_of(store).append([message(2, CONTINUE_TXN), message(3, CONTINUE_TXN)])
     store.put("ingest/manifest", open_.raw)
     with pytest.raises(InvalidInput, match=r"begins at sequence 1 .* Trim up to 1 at the most"):
-        plan_trim(at(store), Start.parse("2"))
-    assert plan_trim(at(store), Start.parse("1")).target == 1
+        plan_trim(at(store), Place.parse("2"))
+    assert plan_trim(at(store), Place.parse("1")).target == 1
     store.put("ingest/manifest", open_.append([message(4, ACK_TXN)]).raw)
-    assert plan_trim(at(store), Start.parse("2")).target == 2
+    assert plan_trim(at(store), Place.parse("2")).target == 2
 
 
 # ---- collect

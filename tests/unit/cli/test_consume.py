@@ -17,7 +17,6 @@ import pytest
 
 from opendata_buffer import Consumer, Publisher
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli.consume import (
     BatchSource,
     ReadOnlyTopic,
@@ -29,6 +28,7 @@ from opendata_buffer.cli.consume import (
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
@@ -300,7 +300,7 @@ def test_a_topic_is_read_from_its_start(url: str) -> None:
 def read_only(url: str, start: str = "earliest") -> ReadOnlyTopic:
     topic, config = Topic.open(url), ConsumerConfig(store=url)
     store = MemoryStore.named(url.removeprefix("memory://"))
-    return ReadOnlyTopic(Target(store, config, SystemRuntime(), topic), Start.parse(start))
+    return ReadOnlyTopic(Target(store, config, SystemRuntime(), topic), Place.parse(start))
 
 
 def seen(reader: ReadOnlyTopic, limit: int = 100) -> list[tuple[str, int]]:
