@@ -75,7 +75,8 @@ class Accumulator:
         self._config = config
         self._runtime = runtime
         self._condition = runtime.condition()
-        self.batcher = Batcher(config, lambda: Completion(runtime))
+        queue = f"{config.store} ({config.manifest_path!r})"
+        self.batcher = Batcher(config, lambda: Completion(runtime, queue))
         self._ordered = OrderedUploads(config)
         self.set_limits, self.begin_by = self._ordered.set_limits, self._ordered.begin_by
         self._to_upload: deque[Batch] = deque()

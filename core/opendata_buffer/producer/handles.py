@@ -1,20 +1,29 @@
-"""Handles: what ``produce()`` returns, with the methods of ``concurrent.futures.Future``.
+"""Handles: the futures that ``produce()`` returns.
 
 A batch has one :class:`Completion`. The handles of all calls in the batch share it, so setting an
 outcome costs the same for one call and for a thousand.
+
+A handle is a ``concurrent.futures.Future``, so ``wait``, ``as_completed`` and
+``asyncio.wrap_future`` take it. But a future has a lock of its own, which costs as much as all
+else that a call with metadata does, and most programs never need it. So a handle
+becomes a complete future only when the standard library looks at it: :class:`Handle` answers all
+usual calls from its completion, and creates the attributes of the future when one of them is first
+read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from opendata_buffer.arguments import checked
 from opendata_buffer.errors import copied
@@ -37,9 +46,15 @@ class Durable:
 
 
 class Completion:
-    """The outcome of one batch, once it is known. Thread-safe."""
+    """The outcome of one batch, once it is known. Thread-safe.
 
-    def __init__(self, runtime: Runtime) -> None:
+    Args:
+        runtime: Clock and threads.
+        queue: The name of the queue, for the text of the handles.
+    """
+
+    def __init__(self, runtime: Runtime, queue: str = "a queue") -> None:
+        self.queue = queue
         self._runtime = runtime
         self._condition = runtime.condition()
         self._callbacks: list[Callable[[], object]] = []
@@ -92,10 +107,60 @@ def _call(callback: Callable[[], object], logged: type[BaseException]) -> None:
 Result = TypeVar("Result")
 
 
-class Handle(ABC, Generic[Result]):
-    """The methods of all handles, with the names of ``concurrent.futures.Future``. Thread-safe."""
+_FUTURE_ATTRIBUTES = frozenset(vars(Future()))
+
+_becoming_future = threading.Lock()
+
+
+class Handle(Future[Result], ABC):
+    """A ``concurrent.futures.Future`` for accepted records. Thread-safe.
+
+    ``concurrent.futures.wait``, ``as_completed`` and ``asyncio.wrap_future`` accept it, and it can
+    be awaited. Calls of one millisecond share a handle, so a set of handles may be smaller than the
+    number of calls.
+    """
 
     __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        """Create the attributes of the future when the first one of them is read.
+
+        The standard library reads ``_condition``, ``_state`` and ``_waiters``. It looks at the
+        state and adds a waiter with the condition held. So the outcome has to be set with the
+        condition held, too, which :meth:`_settle` does.
+        """
+        if name not in _FUTURE_ATTRIBUTES:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        with _becoming_future:
+            is_first = _FUTURE_ATTRIBUTES.isdisjoint(vars(self))
+            if is_first:
+                Future.__init__(self)
+        if is_first:
+            self._when_done(self._settle)
+        return vars(self)[name]
+
+    def _settle(self) -> None:
+        """Set the outcome of the future, which wakes those who wait for it."""
+        try:
+            result = self._landed()
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def cancel(self) -> bool:
+        """Return False: accepted records cannot be taken back."""
+        return False
+
+    def cancelled(self) -> bool:
+        """Return False: accepted records cannot be taken back."""
+        return False
+
+    def running(self) -> bool:
+        """Return whether the outcome is not known yet."""
+        return not self.done()
 
     @abstractmethod
     def done(self) -> bool:
@@ -117,7 +182,7 @@ class Handle(ABC, Generic[Result]):
             OpenDataBufferError: The records were given up and are not in the queue.
         """
         self._wait(timeout)
-        return self._result()
+        return self._landed()
 
     @checked
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -134,7 +199,7 @@ class Handle(ABC, Generic[Result]):
         """
         self._wait(timeout)
         try:
-            self._result()
+            self._landed()
         except BaseException as error:
             return error
         return None
@@ -161,13 +226,13 @@ class Handle(ABC, Generic[Result]):
         done, wake = wakeable()
         self._when_done(wake)
         yield from done.__await__()
-        return self._result()
+        return self._landed()
 
     @abstractmethod
     def _wait(self, timeout: float | None) -> None: ...
 
     @abstractmethod
-    def _result(self) -> Result: ...
+    def _landed(self) -> Result: ...
 
     @abstractmethod
     def _when_done(self, callback: Callable[[], object]) -> None: ...
@@ -199,7 +264,7 @@ class WriteHandle(Handle[Durable]):
         if not self.done():
             self._completion.wait(timeout)
 
-    def _result(self) -> Durable:
+    def _landed(self) -> Durable:
         outcome = self._completion.outcome
         if isinstance(outcome, BaseException):
             # All calls of a failed append share the error, so each time a copy is raised.
@@ -209,6 +274,17 @@ class WriteHandle(Handle[Durable]):
 
     def _when_done(self, callback: Callable[[], object]) -> None:
         self._completion.add_callback(callback)
+
+    def _outcome(self) -> str:
+        outcome = self._completion.outcome
+        if outcome is None:
+            return "pending"
+        if isinstance(outcome, Durable):
+            return f"durable at sequence {outcome.sequence}"
+        return f"failed with {type(outcome).__name__}"
+
+    def __repr__(self) -> str:
+        return f"<WriteHandle of {self._completion.queue}: {self._outcome()}>"
 
 
 class TopicHandle(Handle[dict[str, Durable]]):
@@ -242,8 +318,8 @@ class TopicHandle(Handle[dict[str, Durable]]):
         for part in self.parts.values():
             part._wait(None if until is None else max(0.0, until - self._runtime.monotonic()))
 
-    def _result(self) -> dict[str, Durable]:
-        return {name: part._result() for name, part in self.parts.items()}
+    def _landed(self) -> dict[str, Durable]:
+        return {name: part._landed() for name, part in self.parts.items()}
 
     def _when_done(self, callback: Callable[[], object]) -> None:
         if not self.parts:
@@ -257,6 +333,10 @@ class TopicHandle(Handle[dict[str, Durable]]):
 
         for part in self.parts.values():
             part._when_done(one_ended)
+
+    def __repr__(self) -> str:
+        parts = [f"{name} {part._outcome()}" for name, part in self.parts.items()]
+        return f"<TopicHandle of {len(parts)} partitions: {', '.join(parts) or 'done'}>"
 
 
 def wakeable() -> tuple[asyncio.Future[None], Callable[[], None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, as_completed, wait
 from typing import Any
 
 import pytest
@@ -23,7 +23,9 @@ class Call:
 
     def __init__(self, parts: int) -> None:
         runtime = SystemRuntime()
-        self.parts = [Completion(runtime) for _ in range(parts)]
+        self.parts = [
+            Completion(runtime, "memory://orders ('ingest/manifest')") for _ in range(parts)
+        ]
         handles = [WriteHandle(part, 5 + n) for n, part in enumerate(self.parts)]
         topic = TopicHandle(dict(zip(BOTH, handles, strict=False)), runtime)
         self.handle: Handle[Any] = handles[0] if parts == 1 else topic
@@ -42,6 +44,7 @@ def call(request: pytest.FixtureRequest) -> Call:
 def test_a_handle_has_the_methods_of_a_future(call: Call) -> None:
     public = {"result", "done", "exception", "add_done_callback"}
     assert public <= {name for name in dir(Future) if hasattr(call.handle, name)}
+    assert not hasattr(call.handle, "reslut")
 
 
 def test_a_handle_waits_and_keeps_its_first_outcome(call: Call) -> None:
@@ -60,7 +63,7 @@ def test_every_method_raises_a_failure_once_all_parts_have_ended(call: Call) -> 
     call.parts[0].complete(Drained("p-00000/manifest"))
     assert call.handle.done() is (len(call.parts) == 1)  # the other part may still land
     call.complete(DURABLE, TransientStorageError("down"))
-    for ask in (call.handle.result, lambda: asyncio.run(wait(call))):
+    for ask in (call.handle.result, lambda: asyncio.run(awaited(call))):
         with pytest.raises(Drained):  # the first failure
             ask()
     assert isinstance(call.handle.exception(), Drained)
@@ -97,14 +100,14 @@ def test_an_interrupt_during_a_callback_in_the_thread_of_the_caller_is_raised_th
         call.handle.add_done_callback(interrupted)
 
 
-async def wait(call: Call) -> Any:
+async def awaited(call: Call) -> Any:
     return await call.handle
 
 
 def test_a_handle_can_be_awaited_and_completed_by_another_thread(call: Call) -> None:
     async def main() -> Any:
         threading.Timer(0.01, call.complete).start()
-        return await asyncio.wait_for(wait(call), 20)
+        return await asyncio.wait_for(awaited(call), 20)
 
     assert asyncio.run(main()) == call.durable
 
@@ -112,7 +115,7 @@ def test_a_handle_can_be_awaited_and_completed_by_another_thread(call: Call) -> 
 def test_a_closed_event_loop_is_not_called(call: Call) -> None:
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(wait(call), 0.01)
+            await asyncio.wait_for(awaited(call), 0.01)
 
     asyncio.run(give_up())
     call.complete()
@@ -124,3 +127,90 @@ def test_an_empty_call_is_durable_at_once() -> None:
     calls: list[object] = []
     handle.add_done_callback(calls.append)
     assert (handle.done(), handle.result(0), calls) == (True, {}, [handle])
+
+
+def test_a_handle_is_a_future_for_the_standard_library(call: Call) -> None:
+    assert isinstance(call.handle, Future)
+    assert wait([call.handle], timeout=0) == (set(), {call.handle})
+    threading.Timer(0.01, call.complete).start()
+    assert wait([call.handle], timeout=60).done == {call.handle}
+    assert list(as_completed([call.handle], timeout=0)) == [call.handle]
+    assert call.handle.result(0) == call.durable
+
+
+def test_wait_returns_at_the_first_failure(call: Call) -> None:
+    pending = Call(1).handle
+    error = TransientStorageError("down")
+    threading.Timer(0.01, lambda: call.complete(error, error)).start()
+    done, not_done = wait([call.handle, pending], timeout=60, return_when=FIRST_EXCEPTION)
+    assert (done, not_done) == ({call.handle}, {pending})
+
+
+def test_as_completed_yields_handles_in_the_order_of_their_outcomes() -> None:
+    calls = [Call(1), Call(2), Call(1)]
+    found = as_completed([call.handle for call in calls], timeout=60)
+    for call in reversed(calls):
+        threading.Timer(0.01, call.complete).start()
+        assert next(found) is call.handle
+
+
+def test_a_handle_that_was_done_before_anyone_waited_is_done_at_once(call: Call) -> None:
+    call.complete()
+    assert wait([call.handle], timeout=0).done == {call.handle}
+    assert list(as_completed([call.handle], timeout=0)) == [call.handle]
+
+
+def test_asyncio_wraps_a_handle(call: Call) -> None:
+    async def wrapped() -> object:
+        future = asyncio.wrap_future(call.handle)
+        threading.Timer(0.01, call.complete).start()
+        return await asyncio.wait_for(future, 60)
+
+    assert asyncio.run(wrapped()) == call.durable
+
+
+def test_asyncio_gives_up_waiting_for_a_handle_that_is_not_done(call: Call) -> None:
+    async def impatient() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(call.handle), 0.01)
+
+    asyncio.run(impatient())
+    call.complete()
+    assert call.handle.result(0) == call.durable
+
+
+def test_accepted_records_cannot_be_cancelled(call: Call) -> None:
+    assert (call.handle.cancel(), call.handle.cancelled()) == (False, False)
+    assert call.handle.running()
+    call.complete()
+    assert (call.handle.cancel(), call.handle.running()) == (False, False)
+
+
+def test_many_threads_may_begin_to_wait_for_one_handle_at_once(call: Call) -> None:
+    together = threading.Barrier(9)
+    found: list[object] = []
+
+    def wait_for_it() -> None:
+        together.wait()
+        found.append(wait([call.handle], timeout=60).done)
+
+    threads = [threading.Thread(target=wait_for_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    together.wait()
+    call.complete()
+    for thread in threads:
+        thread.join(60)
+    assert found == [{call.handle}] * 8
+
+
+def test_the_text_of_a_handle_shows_its_queue_and_its_outcome(call: Call) -> None:
+    name = type(call.handle).__name__
+    assert repr(call.handle).startswith(f"<{name} of ")
+    assert "pending" in repr(call.handle)
+    call.complete()
+    assert "sequence 7" in repr(call.handle)
+    failed = Call(1)
+    assert repr(failed.handle) == "<WriteHandle of memory://orders ('ingest/manifest'): pending>"
+    failed.complete(TransientStorageError("down"))
+    assert repr(failed.handle).endswith("failed with TransientStorageError>")
