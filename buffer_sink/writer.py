@@ -12,6 +12,7 @@ driver in its answer (:class:`TaskUploads`), and :func:`store_small` joins the r
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ from buffer_sink.rows import (
 from opendata_buffer import metrics
 from opendata_buffer.assembly import open_pause
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_pieces
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.hints import Action, Hint
@@ -605,15 +606,23 @@ class WritePlan:
         return store_small(batches, uploads, self.options.target_batch_bytes)
 
 
+class WriteRefused(pickle.PicklingError):
+    """A write that cannot be planned, for Spark, which pickles the plan. Its cause says why."""
+
+
 class _PlannedWriter:
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
 
-    @in_options()
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark pickles the writer that plans a write, but not the one that commits a micro-batch.
         # Locating the topic or queue here therefore happens once for each write.
-        self._plan = self._plan.locate()
+        try:
+            with in_options():
+                self._plan = self._plan.locate()
+        except OpenDataBufferError as error:
+            # PySpark prints a traceback of its pickler on the driver for every other error.
+            raise WriteRefused(f"{type(error).__name__}: {error}") from error
         return type(self), (self._plan,)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:

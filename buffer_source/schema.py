@@ -74,6 +74,15 @@ OWN = {
 }
 """The buffer's columns by the names that they have next to the fields of records."""
 
+_KAFKA_COLUMNS = {
+    "key": ["metadata"],
+    "headers": ["metadata"],
+    "offset": ["sequence", "index"],
+    "timestamp": ["ingestion_time"],
+    "topic": ["partition"],
+}
+"""Columns of Spark's Kafka source, and those that have their meaning here."""
+
 _SCALARS = (
     BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType,
     UserDefinedType,
@@ -114,8 +123,10 @@ def check_schema(schema: StructType, values: ValueOptions | None = None) -> None
         name = field.name.lower()
         column = COLUMNS.get(name)
         if column is None:
-            near = difflib.get_close_matches(name.removeprefix("record_"), COLUMNS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            near = _KAFKA_COLUMNS.get(name) or difflib.get_close_matches(
+                name.removeprefix("record_"), COLUMNS, n=1
+            )
+            hint = f" Did you mean {' and '.join(map(repr, near))}?" if near else ""
             raise InvalidInput(
                 f"schema has the column {field.name!r}, which an opendata-buffer does not have."
                 f"{hint} Columns: {', '.join(COLUMNS)}. To read records into columns, set the "

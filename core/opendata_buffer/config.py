@@ -208,6 +208,9 @@ def check_reader_name(name: str) -> None:
         )
 
 
+_HTTP = re.compile(r"https?://[^/]", re.IGNORECASE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
     """How to reach a cloud. Credentials come from its standard chain unless some are given here.
@@ -269,6 +272,15 @@ class StoreOptions:
         check_fields(self)
         if self.endpoint_url is not None:
             check_no_secrets(Setting("endpoint_url"), self.endpoint_url)
+            if not _HTTP.match(self.endpoint_url):
+                host = redacted(f"http://{self.endpoint_url.rpartition('://')[2]}")[
+                    len("http://") :
+                ]
+                raise InvalidInput(
+                    Setting("endpoint_url"),
+                    f" {host!r} has no scheme that a store understands: use http://{host} or "
+                    f"https://{host}",
+                )
         self._check_credentials()
 
     def _check_credentials(self) -> None:

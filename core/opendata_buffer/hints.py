@@ -286,6 +286,11 @@ class Action(Enum):
         spark="Produce into it first, or name the right queue with the option dataPathPrefix or "
         "manifestPath.",
     )
+    USE_PARENT = Texts(
+        "Use store={path!r} with data_path_prefix={prefix!r}.",
+        shell="Name the queue {queue}.",
+        spark='Use load("{path}") with .option("dataPathPrefix", "{prefix}").',
+    )
     CREATE_IF_MISSING = Texts(
         "For a query that starts before its first producer, set the option createIfMissing to true."
     )

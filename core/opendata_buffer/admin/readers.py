@@ -57,6 +57,27 @@ def view_of(queue: Target) -> LogView:
     return LogView.of(found, index, manifest)
 
 
+def check_limits(**given: int | None) -> None:
+    """Check how long a log is to keep batches.
+
+    Args:
+        **given: Values as for :func:`enable_log`.
+
+    Raises:
+        InvalidInput: A retention is 0, or the expiry is less than 10 minutes.
+    """
+    if 0 in (given.get("retention_ms"), given.get("retention_bytes")):
+        raise InvalidInput(
+            "a retention of 0 keeps nothing: use 'none', which keeps a batch until all readers "
+            "have acknowledged it, or a time such as 7d, or a size such as 500GB"
+        )
+    if (given.get("reader_expiry_ms") or LEAST_EXPIRY_MS) < LEAST_EXPIRY_MS:
+        raise InvalidInput(
+            "the reader expiry is 10 minutes at least: a reader that has nothing to read writes "
+            "its position only now and then"
+        )
+
+
 def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
     """Turn a queue into a log, or change the settings of a log.
 
@@ -74,16 +95,7 @@ def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
         InvalidInput: A retention is 0, or the expiry is less than 10 minutes.
         Drained: The partition was sealed.
     """
-    if 0 in (given.get("retention_ms"), given.get("retention_bytes")):
-        raise InvalidInput(
-            "a retention of 0 keeps nothing: use 'none', which keeps a batch until all readers "
-            "have acknowledged it, or a time such as 7d, or a size such as 500GB"
-        )
-    if (given.get("reader_expiry_ms") or LEAST_EXPIRY_MS) < LEAST_EXPIRY_MS:
-        raise InvalidInput(
-            "the reader expiry is 10 minutes at least: a reader that has nothing to read writes "
-            "its position only now and then"
-        )
+    check_limits(**given)
     store, config, runtime = queue.store, queue.config, queue.runtime
     claim = claim_for_writing(store, config, runtime=runtime)
     found = Log(store, config, runtime, claim.queue_id)

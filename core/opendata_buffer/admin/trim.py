@@ -145,18 +145,27 @@ def _copy(queue: Target, entry: BatchDescriptor, why: str) -> QuarantineReport:
     return quarantine(queue.store, queue.prefix, entry, why, runtime=queue.runtime)
 
 
-def restore_batch(queue: Target, name: str) -> QuarantineReport:
+class Restored(NamedTuple):
+    """The outcome of a restore."""
+
+    id: str  # of the report
+    sequence: int
+    is_new: bool  # False if an earlier call restored the batch
+
+
+def restore_batch(queue: Target, name: str) -> Restored:
     """Produce the batch of a report again, at the end of the queue. Idempotent.
 
-    The copy and the report stay. The restored batch has no transaction or message in its name.
-    Readers have passed that identity, and would drop the batch as a repeat.
+    The copy and the report stay. If the batch was restored already, nothing changes. The restored
+    batch has no transaction or message in its name. Readers have passed that identity, and would
+    drop the batch as a repeat.
 
     Args:
         queue: The queue.
         name: The id of the report.
 
     Returns:
-        The report, with ``restored_sequence``.
+        The sequence of the restored batch.
 
     Raises:
         InvalidInput: The report or the copy does not exist, the copy cannot be read, or the batch
@@ -173,7 +182,7 @@ def restore_batch(queue: Target, name: str) -> QuarantineReport:
             Hint(Action.LIST_QUARANTINE, queue.name),
         ) from None
     if report.restored_sequence is not None:
-        return report
+        return Restored(name, report.restored_sequence, is_new=False)
     _refuse_queued(report, manifest)
     data = _readable_copy(queue, report)
     opened = queue.open_for_repair()
@@ -201,7 +210,7 @@ def restore_batch(queue: Target, name: str) -> QuarantineReport:
     opened.close()
     report = replace(report, restored_sequence=sequence)
     write_report(store, prefix, report)
-    return report
+    return Restored(name, sequence, is_new=True)
 
 
 def check_unqueued(queue: Target, location: str) -> str:
@@ -250,7 +259,7 @@ def check_unqueued(queue: Target, location: str) -> str:
     return question
 
 
-def restore_object(queue: Target, location: str) -> QuarantineReport:
+def restore_object(queue: Target, location: str) -> Restored:
     """Enqueue an object that :func:`check_unqueued` accepts; see :func:`restore_batch`."""
     reports = list_quarantine(queue.store, queue.prefix, queue.runtime)
     known = [each for each in reports if each.location == location]

@@ -48,7 +48,7 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
         parts = urlsplit(f"//{text}")
         if parts.hostname and parts.port is not None and parts.netloc == text and "@" not in text:
             return text
-    raise click.BadParameter(f"{text!r} is no HOST:PORT, for example 0.0.0.0:7420 or [::]:7420")
+    raise click.BadParameter(f"{text!r} is not HOST:PORT, such as 0.0.0.0:7420 or [::]:7420")
 
 
 @command(timeout_ms=LONG_MS)

@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, BinaryIO, NamedTuple
 
 import click
@@ -26,7 +27,7 @@ from opendata_buffer.cli.errors import Failure, print_summary
 from opendata_buffer.cli.options import LONG_MS, SOON_MS, command
 from opendata_buffer.cli.target import check_start, target_of
 from opendata_buffer.cli.text import confirm, format_time
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, PARTITION_NAME, ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.consumer.isolation import ReadCommitted
@@ -40,7 +41,7 @@ from opendata_buffer.queue.marker import held_batches, skipped_ranges
 from opendata_buffer.queue.missing import look_for_missing
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.topic.consumer import Written
-from opendata_buffer.topic.topic import REFRESH_S, CachedTopic
+from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,10 @@ def consume(
             confirm(f"{names[0]} seems to run. It will be fenced and deliver nothing more", yes)
     render = json_lines(config.data_path_prefix) if as_json else as_framing(FRAMINGS[framing])
     writer = RecordWriter(sys.stdout.buffer, render, topic=is_topic)
+    is_new_partition = not is_topic and _is_new_partition(target)
+    if is_new_partition and not (follow or config.create_if_missing):
+        click.echo(writer.summary(), err=True)
+        return
     with ExitStack() as stack:
         stack.enter_context(print_summary(writer.summary))
         if is_topic and not ack:
@@ -144,7 +149,8 @@ def consume(
             source = _topic_source(stack.enter_context(consumer))
         elif not ack:
             reader = target.reader(AGAIN)
-            reader.manifest()
+            if not is_new_partition:
+                reader.manifest()
             if from_ == EARLIEST:
                 _warn_of_removed(target, reader)
             reader.seek(_begin_of(target, reader, start))
@@ -160,6 +166,18 @@ def consume(
                 raise
             raise _look_past(target, error) from error
     click.echo(writer.summary(), err=True)
+
+
+def _is_new_partition(queue: Target) -> bool:
+    """Return whether the queue is a partition of a topic that no producer has written yet.
+
+    Then it has no manifest, and nothing is wrong.
+    """
+    if PARTITION_NAME.fullmatch(queue.prefix) is None or queue.reader().find() is not None:
+        return False
+    root = replace(queue.config, data_path_prefix=DEFAULT_DATA_PATH_PREFIX, manifest_path="")
+    topic = Topic.find(root, store=queue.store, runtime=queue.runtime)
+    return topic is not None and queue.prefix in topic.description.names
 
 
 def _look_past(target: Target, error: PoisonBatch) -> PoisonBatch | Failure:

@@ -11,7 +11,7 @@ from importlib import import_module
 import click
 
 from opendata_buffer.cli.errors import FailureGroup
-from opendata_buffer.cli.options import Exampled, refuse_moved, verbose, write_storage
+from opendata_buffer.cli.options import Group, refuse_moved, verbose, write_storage
 from opendata_buffer.runtime import SystemRuntime
 
 COMMANDS = {
@@ -37,7 +37,7 @@ COMMANDS = {
 loading all of them, including Arrow, takes half a second."""
 
 
-class LazyGroup(Exampled, FailureGroup):
+class LazyGroup(Group, FailureGroup):
     """A group that loads a command's module when the command is run or completed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -5,16 +5,19 @@ An option with the name of a setting is passed to the configuration unchanged.
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from difflib import get_close_matches
 from operator import mul
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from opendata_buffer.cli.errors import Failure, log, log_to_stderr
+from opendata_buffer.cli.errors import Failure, log, log_to_stderr, one_line
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.hints import QueueName, Surface
@@ -140,7 +143,7 @@ def verbose() -> click.Option:
 
 def write_storage(context: click.Context, formatter: click.HelpFormatter) -> None:
     """Write the table of storage options, for the help of the whole program."""
-    title = "Storage options of every command"
+    title = "Storage options of every command, before or after its name"
     _write_options(context, formatter, title, [*_STORAGE, _timeout(SOON_MS)])
 
 
@@ -164,8 +167,98 @@ class Exampled(click.Command):
         super().format_help(ctx, formatter)
 
 
+_GIVEN_BEFORE = f"{__name__}.given_before"
+
+
+def _before_command(option: click.Option) -> click.Option:
+    """Return a storage option of a group, which remembers its value for the group's commands."""
+
+    def remember(context: click.Context, option: click.Parameter, value: Any) -> None:
+        name = str(option.name)
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            context.meta.setdefault(_GIVEN_BEFORE, {})[name] = value
+
+    found = copy.copy(option)
+    found.callback, found.expose_value = remember, False
+    found.envvar = None  # The command reads it.
+    found.hidden = True  # The help describes the options of the commands.
+    return found
+
+
 class Group(Exampled, click.Group):
-    """A group of commands."""
+    """A group of commands, which also accepts the storage options of its commands."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params += map(_before_command, [*_STORAGE, _timeout(SOON_MS)])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options before the command.
+
+        Args:
+            ctx: The context of the group.
+            args: The words of the command line.
+
+        Returns:
+            The words that are left.
+
+        Raises:
+            click.NoSuchOption: The group does not have an option.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.NoSuchOption(
+                error.option_name,
+                f"no such option before the command: {error.option_name}. Put the options of a "
+                "command after its name.",
+                error.possibilities,
+                error.ctx,
+            ) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for an unknown name, suggest the nearest one.
+
+        Args:
+            ctx: The context of the group.
+            args: The name of the command, and its arguments.
+
+        Returns:
+            The name, the command, and its arguments.
+
+        Raises:
+            click.UsageError: No command has this name.
+        """
+        name = args[0]
+        if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        known = self.list_commands(ctx)
+        nearest = get_close_matches(name, known, 1) or [
+            words for words in self._words_below(ctx) if words.endswith(f" {name}")
+        ]
+        advice = f" Did you mean '{nearest[0]}'?" if nearest else f" Known are {', '.join(known)}."
+        raise click.UsageError(f"no such command {name!r}.{advice}", ctx)
+
+    def _words_below(self, ctx: click.Context) -> Iterator[str]:
+        """Yield the names of the commands of the groups below, with the name of their group."""
+        for name in self.list_commands(ctx):
+            group = self.get_command(ctx, name)
+            if isinstance(group, click.Group):
+                yield from (f"{name} {word}" for word in group.list_commands(ctx))
+
+
+_OPENED = f"{__name__}.opened"
+
+
+def remember_opened() -> None:
+    """Remember that the running command has opened its store.
+
+    An :class:`.InvalidInput` before that is about the command line alone, and one after that may be
+    about the state of the queue.
+    """
+    click.get_current_context().meta[_OPENED] = True
 
 
 class Command(Exampled):
@@ -178,10 +271,14 @@ class Command(Exampled):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; for a removed option, name its replacement."""
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             refuse_moved(ctx, f"{self.name} {error.option_name}")
             raise
+        for name, value in ctx.meta.get(_GIVEN_BEFORE, {}).items():
+            if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+                ctx.params[name] = value
+        return left
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; show the library's errors in terms of the command line.
@@ -193,12 +290,15 @@ class Command(Exampled):
             The result of the command.
 
         Raises:
+            click.UsageError: An argument or an option has a wrong value.
             Failure: The command raised an error of the library.
         """
         try:
             return super().invoke(ctx)
         except OpenDataBufferError as error:
             log.debug("failed", exc_info=True)
+            if isinstance(error, InvalidInput) and _OPENED not in ctx.meta:
+                raise click.UsageError(one_line(error.text(Surface.SHELL)), ctx) from error
             raise Failure(error.text(Surface.SHELL)) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -12,6 +12,7 @@ import click
 from opendata_buffer.admin.readers import (
     ReaderStatus,
     apply_reset,
+    check_limits,
     delete_reader,
     enable_log,
     existing,
@@ -28,8 +29,8 @@ from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import Command, Group
 from opendata_buffer.cli.target import target_of
-from opendata_buffer.cli.terminal import open_console, reader_table, readers_table
-from opendata_buffer.cli.text import confirm, format_retention, format_span, plural
+from opendata_buffer.cli.terminal import reader_table, readers_table, show
+from opendata_buffer.cli.text import confirm, echo_json_lines, format_retention, format_span, plural
 from opendata_buffer.config import check_reader_name
 from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import CorruptData, Drained, InvalidInput
@@ -148,6 +149,7 @@ def _limits(
         given["retention_bytes"] = size
     if reader_expiry is not None:
         given["reader_expiry_ms"] = options.duration_ms(reader_expiry)
+    check_limits(**given)
     return given
 
 
@@ -203,14 +205,14 @@ def _enable_all(
 def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     """List the readers, and how far each is behind.
 
-    With --json an object for each reader and partition.
+    With --json prints a line for each reader and partition, or [] if there is none.
     """
     target = target_of(runtime, queue)
     found, faults = _readers_in(target)
-    if not as_json:
-        open_console().print(readers_table(found, target.topic is not None))
-    for each in found if as_json else ():
-        click.echo(json.dumps(asdict(each)))
+    if as_json:
+        echo_json_lines(map(asdict, found))
+    else:
+        show(readers_table(found, target.topic is not None))
     _fail(faults)
 
 
@@ -220,13 +222,16 @@ def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 @options.as_json
 @click.pass_obj
 def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> None:
-    """Show all that is known of one reader, or of each."""
+    """Show all that is known of one reader, or of each.
+
+    With --json prints a line for each reader and partition, or [] if there is none.
+    """
     found, faults = _readers_in(target_of(runtime, queue), name)
-    for each in found:
-        if as_json:
-            click.echo(json.dumps(asdict(each)))
-        else:
-            open_console().print(reader_table(each))
+    if as_json:
+        echo_json_lines(map(asdict, found))
+    else:
+        for reader in found:
+            show(reader_table(reader))
     _fail(faults)
 
 
@@ -263,7 +268,7 @@ def reset(
         each: value for each, value in values.items() if value is not None and value is not False
     }
     if len(chosen) != 1:
-        raise click.UsageError(f"give one of {', '.join(flags.values())}")
+        raise click.UsageError(f"give exactly one of {', '.join(flags.values())}")
     ((kind, value),) = chosen.items()
     check_reader_name(name)
     where = _where(kind, value, runtime)

@@ -157,6 +157,11 @@ def _print_repaired(
         copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
         click.echo(f"repaired {finding.name} ({finding.kind}); {copied}")
         if finding.kind is Kind.MANIFEST:
+            rebuilt = queue.reader().manifest()
+            click.echo(
+                f"sequences continue at {rebuilt.first_sequence:,}, and the next batch gets "
+                f"{rebuilt.next_sequence:,}"
+            )
             click.echo(_after_rebuild(queue) if report.is_log else GO_ON)
 
 
@@ -237,13 +242,16 @@ def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> N
     LOCATION is the whole key of a batch object that exists and is not queued. Asks first.
     """
     target = one_queue(runtime, queue, ConsumerConfig)
-    for each in ids:
-        if "/" in each:
-            confirm(check_unqueued(target, each), yes)
-            report = restore_object(target, each)
+    for name in ids:
+        if "/" in name:
+            confirm(check_unqueued(target, name), yes)
+            done = restore_object(target, name)
         else:
-            report = restore_batch(target, each)
-        click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
+            done = restore_batch(target, name)
+        if done.is_new:
+            click.echo(f"restored batch {done.id} as sequence {done.sequence}")
+        else:
+            click.echo(f"batch {done.id} was restored already, as sequence {done.sequence}")
 
 
 @command(timeout_ms=LONG_MS)
@@ -252,8 +260,9 @@ def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> N
     "--to",
     required=True,
     metavar="WHERE",
-    help="New beginning of the queue: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
-    "without a zone), or 'latest', which deletes all waiting batches.",
+    help="New first sequence of the queue: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
+    "without a zone), 'latest', which deletes all waiting batches, or 'earliest', which deletes "
+    "none.",
 )
 @click.option(
     "--copy/--no-copy",

@@ -79,30 +79,30 @@ def status(
     # A probe runs every few seconds, and loading rich would take a third of its time.
     from rich.live import Live
 
-    from opendata_buffer.cli.terminal import open_console, status_table, topic_table
+    from opendata_buffer.cli import terminal
 
-    console = open_console()
+    console = terminal.open_console()
     reader = target.reader()
     refused = ""
 
-    def show() -> Any:
+    def current() -> Any:
         nonlocal refused
         if target.topic is not None:
             topic = read_topic(target, target.topic)
             refused = max(each.refused for each in topic.partitions)
             _warn(max(each.manifest_bytes for each in topic.partitions), target)
-            return json.dumps(asdict(topic)) if as_json else topic_table(topic)
+            return json.dumps(asdict(topic)) if as_json else terminal.topic_table(topic)
         found = read_status(reader, lambda announced: _connect(announced, runtime))
         refused = found.refused
-        return json.dumps(asdict(found)) if as_json else status_table(found)
+        return json.dumps(asdict(found)) if as_json else terminal.status_table(found)
 
     if watch and not as_json and console.is_terminal:
-        with Live(show(), console=console, auto_refresh=False) as live:
+        with Live(current(), console=console, auto_refresh=False) as live:
             while True:
                 runtime.sleep(WATCH_S)
-                live.update(show(), refresh=True)
+                live.update(current(), refresh=True)
     while True:
-        click.echo(show()) if as_json else console.print(show())
+        click.echo(current()) if as_json else terminal.show(current(), console)
         if not watch:
             break
         runtime.sleep(WATCH_S)

@@ -10,7 +10,12 @@ from typing import Any
 import click
 
 from opendata_buffer.admin.target import Target, read_raw
-from opendata_buffer.cli.options import NAMES_ONE_QUEUE, REACH_STORE, remember_queue
+from opendata_buffer.cli.options import (
+    NAMES_ONE_QUEUE,
+    REACH_STORE,
+    remember_opened,
+    remember_queue,
+)
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import CorruptData, PermanentStorageError
@@ -118,6 +123,7 @@ def one_queue(
     given["manifest_path"] = given["manifest_path"] or ""
     config = make(**given, **settings, store_options=store_options)
     store = open_store(config.store, config.store_options)
+    remember_opened()
     if config.manifest_path == options["manifest_path"] and prefix is None:
         used = _prefix_in_use(store, config.manifest_path)
         config = replace(config, data_path_prefix=used or config.data_path_prefix)

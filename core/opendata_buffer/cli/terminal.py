@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console, Group
+import click
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal as format_bytes
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +29,7 @@ def topic_table(status: TopicStatus) -> Group:
     """Return a topic for a person: a line per partition, then its open transactions and notes."""
     total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
     total += f" (records: {_records(status)})"
-    table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
+    table = Table(box=None)
     table.add_column("partition", style="cyan", min_width=12, overflow="fold")
     table.add_column("state")
     for name in ("batches", "oldest", "open", "skipped", "next sequence", "epoch"):
@@ -54,18 +54,37 @@ def topic_table(status: TopicStatus) -> Group:
         for each in part.log.readers
     ]
     lines += [f"open: {_transaction(each)}" for each in status.transactions]
-    return Group(table, *map(Text, [*lines, *(f"note: {each}" for each in status.notes)]))
+    lines += [f"note: {note}" for note in status.notes]
+    return Group(Text(f"{status.store}: {total}"), table, *map(Text, lines))
+
+
+_WIDEST = 1_000_000  # Characters in a line of a pipe: more than any table has.
 
 
 def open_console() -> Console:
-    """Return a console that writes tables to stdout.
+    """Return a console that writes to stdout."""
+    return Console()
 
-    A pipe has no width, so that columns are not cut off.
+
+def show(renderable: RenderableType, console: Console | None = None) -> None:
+    """Print a table, or lines of text.
+
+    Lines are as wide as a terminal. A pipe or a file gets one line for each row, without padding,
+    so that ``grep`` and ``awk`` find whole values.
+
+    Args:
+        renderable: The table or the lines.
+        console: Where to print. Default: stdout.
     """
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160
-    return console
+    console = console or open_console()
+    if console.is_terminal:
+        console.print(renderable)
+        return
+    console.width = _WIDEST
+    with console.capture() as captured:
+        console.print(renderable)
+    lines = (line.rstrip() for line in captured.get().split("\n"))
+    click.echo("\n".join(lines), nl=False)
 
 
 def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
@@ -89,7 +108,7 @@ def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
     return table
 
 
-def reader_table(each: ReaderStatus) -> Table:
+def reader_table(each: ReaderStatus) -> Group:
     """Return a table with all details of one reader."""
     age_s = each.oldest_unread_seconds
     oldest = "" if age_s is None else f", the oldest {format_age(age_s)}"
@@ -109,17 +128,17 @@ def _expiry(each: ReaderStatus) -> str:
     return f"{left}, SOON" if each.expires_soon else left
 
 
-def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table with two columns, names and values. Values are never parsed as markup."""
-    table = Table(title=Text(title), show_header=False, title_justify="left", box=None)
+def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Group:
+    """Return a title, and a table of names and values. Values are never parsed as markup."""
+    table = Table(show_header=False, box=None)
     table.add_column(style="cyan")
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(Text(name), Text(value))
-    return table
+    return Group(Text(title), table)
 
 
-def status_table(status: Status) -> Table:
+def status_table(status: Status) -> Group:
     """Return a queue's status for a person."""
 
     def entry(sequence: int | None, age: float | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -51,6 +53,22 @@ def format_retention(milliseconds: int | None, size: int | None) -> str:
     kept = [] if milliseconds is None else [format_span(milliseconds)]
     kept += [] if size is None else [f"{size:,} bytes"]
     return f"{' or '.join(kept)} at least" if kept else "until all readers have acknowledged"
+
+
+def echo_json_lines(values: Iterable[object]) -> None:
+    """Print one line of JSON for each value, and ``[]`` if there is none.
+
+    So a program that parses the output always finds a document in it.
+
+    Args:
+        values: What ``json.dumps`` accepts. Each line is printed as soon as its value is there.
+    """
+    found = False
+    for value in values:
+        found = True
+        click.echo(json.dumps(value))
+    if not found:
+        click.echo("[]")
 
 
 def confirm(what: str, yes: bool) -> None:

@@ -6,6 +6,8 @@ it was never created. The error names the nearest thing that exists, and the set
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from opendata_buffer import errors
 from opendata_buffer.config import PARTITION_NAME, QueueConfig
 from opendata_buffer.hints import Action, Hint
@@ -38,6 +40,15 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
         claim.check(None)
 
 
+def _within_queue(store: Store, config: QueueConfig) -> Hint | None:
+    """Return the hint for a store URL that is one folder too deep: ``STORE/ingest``."""
+    parent, _, folder = store.url.rpartition("/")
+    if not urlsplit(store.url).path.strip("/") or not exists(store, "manifest"):
+        return None
+    above = QueueConfig(store=parent, data_path_prefix=folder, store_options=config.store_options)
+    return Hint(Action.USE_PARENT, queue_name(parent, above), path=parent, prefix=folder)
+
+
 def no_such_queue(
     store: Store, config: QueueConfig, *, creates: bool = False
 ) -> errors.InvalidInput:
@@ -52,6 +63,11 @@ def no_such_queue(
         The error, to be raised by the caller.
     """
     prefix = config.data_path_prefix
+    if hint := _within_queue(store, config):
+        return errors.InvalidInput(
+            f"there is no queue at {store.url}: this is the data prefix of one, with its manifest",
+            hint,
+        )
     if exists(store, TOPIC_KEY):
         root = QueueConfig(store=store.url, store_options=config.store_options)
         lists = Hint(Action.LIST_PARTITIONS, queue_name(store.url, root))

@@ -470,9 +470,12 @@ class CloudStore(ABC):
         if isinstance(reason, BaseException):
             reason = f"{type(reason).__name__}: {redacted(str(reason)).strip().rstrip('.')}"
         return TransientStorageError(
-            f"{what}: {reason}. Check what answers at the endpoint, and the network, or try again "
-            "later."
+            f"{what}: {reason}. Check {self._doubtful()}, and the network, or try again later."
         )
+
+    def _doubtful(self) -> str:
+        """Return what else than the network may be wrong when a request gets no response."""
+        return "what answers at the endpoint"
 
     def _refusal(self, what: str, status: int, verb: str) -> StorageError:
         """Return the error for an HTTP status that means the same in every cloud."""

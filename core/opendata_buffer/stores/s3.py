@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 import threading
 import zlib
 from base64 import b64encode
@@ -35,6 +36,7 @@ from botocore.response import StreamingBody
 from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions, redacted, remember_secret
 from opendata_buffer.errors import (
+    InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
     StorageError,
@@ -72,6 +74,13 @@ _PAGE = 1_000  # most keys of one page of a listing
 _STORES = "AWS S3, Cloudflare R2, a recent MinIO or Ceph"
 
 
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+"""A name that S3 gives to a new bucket. Old buckets may have others, so they are not refused."""
+
+_ANY_BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
+"""A name that a bucket may have in S3 or in another store that speaks its protocol."""
+
+
 class S3Store(CloudStore):
     """A bucket, or the part of it below ``root``; see :class:`.CloudStore`. Versions are ETags."""
 
@@ -85,6 +94,11 @@ class S3Store(CloudStore):
     _CHECK = "Check that an S3 store answers at this endpoint, and the bucket."
 
     def _prepare(self) -> None:
+        if not _ANY_BUCKET_NAME.fullmatch(self._bucket):
+            raise InvalidInput(
+                f"store {self.url!r} names the bucket {self._bucket!r}: a bucket's name has only "
+                "letters, digits, dots, hyphens and underscores"
+            )
         self._client = ProcessClient(connect, AWS_ENVIRONMENT, self._options)
         self._direct = DirectGet()
         self._unordered = self._is_directory = self._bucket.endswith("--x-s3")
@@ -206,6 +220,18 @@ class S3Store(CloudStore):
 
     def _endpoint(self) -> str:
         return redacted(self._client.get().meta.endpoint_url)
+
+    def _doubtful(self) -> str:
+        if self._options.endpoint_url is not None or ".amazonaws.com" not in self._endpoint():
+            return super()._doubtful()
+        region = self._client.get().meta.region_name
+        name = ""
+        if not _BUCKET_NAME.fullmatch(self._bucket):
+            name = (
+                f", the bucket's name {self._bucket!r} (S3 accepts lower-case letters, digits, "
+                "dots and hyphens in new names)"
+            )
+        return f"the region {region!r}{name}"
 
     def _client_errors(self) -> tuple[type[BaseException], ...]:
         return _CLIENT_ERRORS

@@ -158,8 +158,8 @@ def quarantined(data: bytes | None) -> tuple[MemoryStore, str]:
 
 def test_a_restored_batch_is_appended_with_its_metadata() -> None:
     store, name = quarantined(GOOD[0])
-    report = restore_batch(at(store), name)
-    assert report.restored_sequence == 2
+    assert restore_batch(at(store), name) == (name, 2, True)
+    assert restore_batch(at(store), name) == (name, 2, False)
     assert manifest_of(store).entries()[2].metadata == METADATA
     assert records(store) == [b"1", b"0"]
 
@@ -168,7 +168,7 @@ def test_a_batch_that_a_query_skipped_is_restored_although_its_entry_is_still_qu
     store = queue_of(GOOD[0], GOOD[1])
     entry = manifest_of(store).entries()[0]
     report = quarantine(store, "ingest", entry, "torn", runtime=RUNTIME, query="q")
-    assert restore_batch(at(store), report.id).restored_sequence == 2
+    assert restore_batch(at(store), report.id).sequence == 2
 
 
 def restored_and_killed(monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryStore, str]:
@@ -192,7 +192,7 @@ def test_a_restore_that_was_killed_after_its_append_appends_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, name = restored_and_killed(monkeypatch)
-    assert restore_batch(at(store), name).restored_sequence == 2
+    assert restore_batch(at(store), name).sequence == 2
     assert records(store) == [b"1", b"0"]
 
 
@@ -288,7 +288,7 @@ def test_a_trim_that_was_killed_before_the_drop_is_finished_by_the_next_one(
     copied = list_quarantine(store, "ingest")
     assert [each.id for each in copied] == done[2]
     assert copied[:2] == left
-    assert restore_batch(at(store), left[0].id).restored_sequence == 3
+    assert restore_batch(at(store), left[0].id).sequence == 3
 
 
 def test_an_undecided_transaction_is_not_split() -> None:

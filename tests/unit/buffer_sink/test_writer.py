@@ -10,13 +10,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import datasource
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from buffer_sink import writer as module
 from buffer_sink.committer import UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.writer import TaskUploads, WritePlan, WriteTask, batch_writer, stream_writer
+from buffer_sink.writer import (
+    TaskUploads,
+    WritePlan,
+    WriteRefused,
+    WriteTask,
+    batch_writer,
+    stream_writer,
+)
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, decode_batch
@@ -236,10 +244,17 @@ def test_a_topic_is_read_before_the_tasks_and_not_again_by_the_commit(
     ],
 )
 def test_columns_or_a_partitioner_that_do_not_fit_the_store_are_refused_before_the_tasks(
-    tmp_path: Path, is_topic: bool, schema: StructType, partitioner: str, message: str
+    tmp_path: Path,
+    is_topic: bool,
+    schema: StructType,
+    partitioner: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if is_topic:
         Topic.create(str(tmp_path), 2)
     writer = stream_writer({"path": str(tmp_path), "partitioner": partitioner}, schema, False)
-    with pytest.raises(InvalidInput, match=message):
-        pickle.dumps(writer)
+    with pytest.raises(WriteRefused, match=f"InvalidInput: .*{message}") as refused:
+        CloudPickleSerializer().dumps(writer)
+    assert isinstance(refused.value.__cause__, InvalidInput)
+    assert capsys.readouterr().err == "", "PySpark prints no traceback on the driver"

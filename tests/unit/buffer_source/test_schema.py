@@ -139,3 +139,18 @@ def test_a_stream_refuses_an_inferred_schema_and_prints_it_for_copying(source: S
         check_not_inferred(schema)
     assert '    .schema("id BIGINT, `a b` STRING, _corrupt_record STRING")\n' in str(caught.value)
     check_not_inferred(struct("id bigint"))
+
+
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        ("offset", "'sequence' and 'index'"),
+        ("timestamp", "'ingestion_time'"),
+        ("key", "'metadata'"),
+        ("topic", "'partition'"),
+        ("sequences", "'sequence'"),
+    ],
+)
+def test_an_unknown_column_names_the_one_that_has_its_meaning_here(column: str, names: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"Did you mean {names}\?"):
+        check_schema(struct(f"{column} string"))

@@ -63,6 +63,17 @@ def fails(*arguments: str, stdin: bytes = b"") -> str:
     return line
 
 
+def misused(*arguments: str) -> str:
+    """Run a command with wrong usage, and return the last line of its error."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    usage, *_, line = result.stderr.splitlines()
+    assert usage.startswith("Usage: ")
+    assert line.startswith("Error: ")
+    assert not result.stdout
+    return line
+
+
 def fill(url: str, *batches: list[bytes], **settings: Any) -> None:
     with Producer(ProducerConfig(store=url, **settings)) as producer:
         for batch in batches:

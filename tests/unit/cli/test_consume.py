@@ -39,6 +39,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
     Ticks,
+    Until,
     bytes_of,
     fails,
     fill,
@@ -423,3 +424,32 @@ def test_a_group_is_delivered_again_if_the_reader_of_the_pipe_has_gone() -> None
     with pytest.raises(BrokenPipeError):
         write_to(out, [b"a"], [b"b"], [b"c"])
     assert "persist" not in out.log
+
+
+@pytest.mark.parametrize("more", [(), ("--ack",), ("--from", "latest")])
+def test_a_partition_without_batches_is_read_like_an_empty_one(
+    url: str, store: MemoryStore, more: tuple[str, ...]
+) -> None:
+    topic_of(url, 2)
+    before = store.list("").objects
+    result = ok("consume", url, "--partition", "1", *more)
+    assert json.loads(result.stderr)["records"] == 0
+    assert result.stdout == ""
+    assert store.list("").objects == before
+    unknown = ("consume", url, "--partition", "p-00009-aaaa")
+    assert "'p-00009-aaaa' of the topic at" in fails(*unknown, *more)
+
+
+def test_consume_follows_a_partition_that_is_written_later(url: str) -> None:
+    name = topic_of(url, 2)[1]
+    waited: list[str] = []
+
+    def write_once() -> bool:
+        if not waited:
+            fill(url, [b"late"], data_path_prefix=name)
+        waited.append(name)
+        return len(waited) == 3
+
+    words = ["consume", url, "--partition", "1", "--follow"]
+    result = runner().invoke(cli, words, obj=Until(write_once))
+    assert (result.exit_code, result.stdout) == (130, "late\n")

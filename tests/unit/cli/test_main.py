@@ -20,9 +20,10 @@ from opendata_buffer.cli import errors
 from opendata_buffer.cli.errors import Failure, FailureGroup
 from opendata_buffer.cli.main import COMMANDS
 from opendata_buffer.cli.options import EXAMPLES, MOVED, Command, verbose
-from opendata_buffer.cli.terminal import open_console
-from opendata_buffer.errors import InvalidInput
-from tests.unit.cli.shell import commands, fails, ok, run, runner
+from opendata_buffer.cli.terminal import name_value_table, show
+from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import PermanentStorageError
+from tests.unit.cli.shell import commands, fails, misused, ok, run, runner
 
 
 def test_every_command_and_every_option_has_a_help_text() -> None:
@@ -92,6 +93,76 @@ def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
     assert "Usage:" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("consume memory://x --from yesterday", "invalid position 'yesterday'"),
+        ("trim memory://x --to tomorrow", "invalid position 'tomorrow'"),
+        ("readers enable memory://x --retention 7days", "invalid duration '7days'"),
+        ("readers enable memory://x --retention 0s", "a retention of 0 keeps nothing"),
+        ("readers reset memory://x r --by-duration long", "invalid duration 'long'"),
+        ("readers describe", "Missing argument 'STORE'"),
+        ("status memory://x --data-path-prefix a//b", "--data-path-prefix"),
+        ("status s3://b --endpoint-url 127.0.0.1:9000", "use http://127.0.0.1:9000 or https"),
+        ("status s3://b,ucket", "only letters, digits, dots, hyphens and underscores"),
+        ("consume s3://bucket --reader a/b", "--reader is 'a/b'"),
+        ("broker memory://x --listen nonsense", "'nonsense' is not HOST:PORT"),
+        ("statsu memory://x", "no such command 'statsu'. Did you mean 'status'?"),
+        ("list memory://x", "no such command 'list'. Did you mean 'readers list'?"),
+        ("readers lst memory://x", "no such command 'lst'. Did you mean 'list'?"),
+        ("xyzzy", "no such command 'xyzzy'. Known are produce, consume, broker, "),
+        ("--json status memory://x", "--json. Put the options of a command after its name."),
+        ("--endpoint-ulr http://x status q", "Did you mean '--endpoint-url'?"),
+    ],
+)
+def test_the_error_about_wrong_usage_names_the_fix(words: str, says: str) -> None:
+    assert says in misused(*words.split())
+
+
+def test_a_url_with_credentials_in_a_wrong_option_is_not_printed() -> None:
+    line = misused("status", "s3://b", "--endpoint-url", "key:secret@host")
+    assert "secret" not in line
+
+
+ARN = "arn:aws:iam::123456789012:role/buffer"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--endpoint-url http://before readers list s3://bucket",
+        "readers --endpoint-url http://before list s3://bucket",
+        "readers list s3://bucket --endpoint-url http://before",
+        "--endpoint-url http://other readers list s3://bucket --endpoint-url http://before",
+        "--endpoint-url http://other readers --endpoint-url http://before list s3://bucket",
+    ],
+)
+def test_a_storage_option_may_stand_before_or_after_the_command(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[StoreOptions] = []
+
+    def store(url: str, store_options: StoreOptions) -> None:
+        opened.append(store_options)
+        raise PermanentStorageError("enough")
+
+    monkeypatch.setattr("opendata_buffer.cli.target.open_store", store)
+    monkeypatch.setenv("OPENDATA_BUFFER_ROLE_ARN", ARN)
+    given = ("--timeout-ms", "77") if words.startswith("--") else ()
+    assert "enough" in fails(*given, *words.split())
+    assert opened[0].endpoint_url == "http://before"
+    assert opened[0].role_arn == ARN
+    assert opened[0].timeout_ms == (77 if given else 5_000)
+
+
+def test_an_option_before_the_command_counts_more_than_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENDATA_BUFFER_EXTERNAL_ID", "environment")
+    assert "--external-id is 'given'" in misused("--external-id", "given", "status", "s3://b")
+    assert "--external-id is 'environment'" in misused("status", "s3://b")
+
+
 @pytest.mark.parametrize("command", ["produce", "consume", "status", "gc", "fsck"])
 @pytest.mark.parametrize(
     ("store_url", "says"),
@@ -102,8 +173,8 @@ def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
         ("s3://", "names no bucket"),
     ],
 )
-def test_an_invalid_store_is_a_one_line_error(command: str, store_url: str, says: str) -> None:
-    line = fails(command, store_url)
+def test_an_invalid_store_is_wrong_usage(command: str, store_url: str, says: str) -> None:
+    line = misused(command, store_url)
     assert says in line
     assert "secret" not in line
 
@@ -138,13 +209,13 @@ def run_app(error: BaseException | None, *arguments: str, after: str = "") -> Re
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (InvalidInput("store is '': fix it"), "error: store is '': fix it"),
+        (PermanentStorageError("no access: fix it"), "error: no access: fix it"),
         (Failure("said by a command"), "error: said by a command"),
         (OSError(28, "No space left"), "error: standard input or output: No space left"),
         (OSError(28, "No space left", "/d/f"), "error: /d/f: No space left"),
         (MemoryError(), "error: out of memory: give it more, a batch has up to 256 MiB"),
-        (InvalidInput("two\nlines\r\n and \u2028 more"), "error: two lines and more"),
-        (InvalidInput("http://key:secret@host/b"), "error: http://***@host/b"),
+        (PermanentStorageError("two\nlines\r\n and \u2028 more"), "error: two lines and more"),
+        (PermanentStorageError("http://key:secret@host/b"), "error: http://***@host/b"),
         (Boom("bug"), "error: internal error, Boom: bug. This is a bug; run with -vv for details"),
     ],
 )
@@ -181,11 +252,14 @@ def test_twice_verbose_shows_the_traceback_without_secrets(words: tuple[str, str
 # ---- output
 
 
-def test_output_to_a_pipe_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert open_console().width == 160
-    monkeypatch.setenv("COLUMNS", "70")
-    assert open_console().width == 70
+@pytest.mark.parametrize("columns", ["", "70"])
+def test_output_to_a_pipe_is_neither_wrapped_nor_padded(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    title, value = "title " * 40, "word " * 40
+    show(name_value_table(title, [("long", value), ("short", "x")]))
+    assert capsys.readouterr().out == f"{title.strip()}\n long   {value.strip()}\n short  x\n"
 
 
 # ---- the end of a process

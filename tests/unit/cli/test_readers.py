@@ -28,6 +28,7 @@ from tests.unit.cli.shell import (
     flat,
     json_of,
     manifest_of,
+    misused,
     ok,
     run,
     topic_of,
@@ -166,7 +167,7 @@ def test_invalid_times_are_refused(
     url: str, store: MemoryStore, option: str, value: str, why: str
 ) -> None:
     fill(url, [b"a"])
-    assert why in fails("readers", "enable", url, "--yes", option, value)
+    assert why in misused("readers", "enable", url, "--yes", option, value)
     assert not store.list(INDEX).objects
 
 
@@ -330,13 +331,13 @@ def test_a_running_reader_is_reset_only_with_force_and_is_fenced(url: str) -> No
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("x",), 2, "give one of --to-earliest, --to-latest"),
-        (("x", "--to-earliest", "--to-latest"), 2, "give one of"),
+        (("x",), 2, "give exactly one of --to-earliest, --to-latest"),
+        (("x", "--to-earliest", "--to-latest"), 2, "give exactly one of"),
         (("x", "--to-sequence", "99"), 1, "sequence 99 is beyond the end of the queue"),
-        (("x", "--to-datetime", "monday"), 1, "invalid position 'monday'"),
-        (("x", "--to-datetime", "latest"), 1, "invalid time 'latest'"),
-        (("a b", "--to-latest"), 1, "reader is 'a b': use 1 to 100 letters"),
-        (("../x", "--to-latest"), 1, "reader is '../x'"),
+        (("x", "--to-datetime", "monday"), 2, "invalid position 'monday'"),
+        (("x", "--to-datetime", "latest"), 2, "invalid time 'latest'"),
+        (("a b", "--to-latest"), 2, "reader is 'a b': use 1 to 100 letters"),
+        (("../x", "--to-latest"), 2, "reader is '../x'"),
     ],
 )
 def test_an_impossible_reset_changes_nothing(
@@ -1199,3 +1200,10 @@ def test_a_rebuilt_manifest_does_not_repeat_the_batches_of_a_lost_segment(
     store.delete_many(["ingest/manifest", store.list("ingest/_log/").objects[0].key])
     assert "is gone. It names sequences 0 to" in run("fsck", url, "--repair", "--yes").stderr
     assert not store.list("ingest/manifest").objects
+
+
+@pytest.mark.parametrize("command", ["list", "describe"])
+def test_json_of_a_log_without_readers_is_an_empty_list(url: str, command: str) -> None:
+    log_of(url, 1)
+    result = ok("readers", command, url, "--json")
+    assert (json.loads(result.stdout), result.stdout) == ([], "[]\n")

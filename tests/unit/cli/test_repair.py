@@ -62,6 +62,31 @@ def test_repair_skips_batches_that_cannot_be_delivered_and_keeps_copies(
     assert ok("consume", url, "--ack").stdout == "a\nd\n"
 
 
+def test_a_batch_is_restored_once_and_the_second_restore_names_the_first(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"])
+    name = json_of("skip", url, "0", "--force")["id"]
+    assert ok("restore", url, name).stdout == f"restored batch {name} as sequence 1\n"
+    again = f"batch {name} was restored already, as sequence 1\n"
+    assert ok("restore", url, name).stdout == again
+    assert records_of(store) == [b"a"]
+
+
+def test_the_repair_of_a_manifest_prints_where_sequences_continue(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"], [b"b"])
+    store.put("ingest/manifest", b"<html>")
+    lines = ok("fsck", url, "--repair", "--yes").stdout.splitlines()
+    rebuilt = manifest_of(store)
+    first, end = rebuilt.first_sequence, rebuilt.next_sequence
+    assert first > 1_000_000
+    assert f"sequences continue at {first:,}, and the next batch gets {end:,}" in lines
+    consumer = json_of("status", url)["consumer"]
+    assert (consumer["program"], consumer["epoch"]) == ("opendata-buffer fsck --repair", 1_000)
+
+
 def test_repair_changes_nothing_without_a_confirmation(url: str, store: MemoryStore) -> None:
     damage(url, store)
     before = store.list("").objects

@@ -15,7 +15,7 @@ from opendata_buffer.config import ConsumerConfig, QueueConfig, StoreOptions
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import commands, fails, run, runner
+from tests.unit.cli.shell import commands, misused, run, runner
 
 
 def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig:
@@ -69,9 +69,9 @@ def test_no_option_accepts_a_secret_key() -> None:
 
 
 def test_errors_about_credentials_name_the_options_and_hints_repeat_them() -> None:
-    line = fails("status", "s3://bucket", "--external-id", "x")
+    line = misused("status", "s3://bucket", "--external-id", "x")
     assert "--external-id is 'x' and there is no --role-arn" in line
-    line = fails("status", "s3://bucket", "--role-arn", ARN, "--anonymous")
+    line = misused("status", "s3://bucket", "--role-arn", ARN, "--anonymous")
     assert f"--role-arn is '{ARN}' and --anonymous is true" in line
 
 

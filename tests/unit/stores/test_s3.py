@@ -22,6 +22,7 @@ from opendata_buffer.config import (
 )
 from opendata_buffer.errors import (
     BatchUnreadable,
+    InvalidInput,
     PermanentStorageError,
     StorageError,
     TransientStorageError,
@@ -307,3 +308,28 @@ def test_a_404_of_a_proxy_does_not_mean_a_missing_object(script: Script) -> None
     assert isinstance(store.get("k"), Blob)
     with pytest.raises(TransientStorageError):
         store.get("k")  # bypassing boto3
+
+
+@pytest.mark.parametrize(
+    ("bucket", "region", "check"),
+    [
+        ("orders", "eu-nowhere-9", "Check the region 'eu-nowhere-9', and the network"),
+        ("Old_Name", "us-east-1", "the bucket's name 'Old_Name' (S3 accepts lower-case letters"),
+    ],
+)
+def test_the_error_about_an_unreachable_aws_names_the_region_and_an_unusual_bucket(
+    bucket: str, region: str, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    store = S3Store(bucket, options=StoreOptions(region=region, anonymous=True))
+    refused = boto.EndpointConnectionError(endpoint_url="https://nowhere")
+    assert check in str(store._error(refused, "read", "key"))
+    other = StoreOptions(region=region, anonymous=True, endpoint_url="http://minio:9000")
+    store = S3Store(bucket, options=other)
+    assert "Check what answers at the endpoint" in str(store._error(refused, "read", "key"))
+
+
+@pytest.mark.parametrize("bucket", ["b,ucket", "b ucket", "bücket"])
+def test_a_name_that_no_bucket_has_is_refused_before_any_request(bucket: str) -> None:
+    with pytest.raises(InvalidInput, match="only letters, digits, dots, hyphens and underscores"):
+        S3Store(bucket)
