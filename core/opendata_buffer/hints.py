@@ -470,6 +470,18 @@ class Action(Enum):
     LIST_SKIPPED = Texts(
         "'opendata-buffer status {queue}' lists the batches that were skipped or trimmed."
     )
+    DISCARD_BACKLOG = Texts(
+        "To read them, start at 'earliest'. To discard them once and keep a copy, run "
+        "'opendata-buffer trim {queue} --to {sequence}', or admin.trim_queue(). To let each "
+        "program begin where it likes, make a log: 'opendata-buffer readers enable {queue}', or "
+        "admin.enable_log().",
+        shell="To read them, start at 'earliest'. To discard them once and keep a copy, run "
+        "'opendata-buffer trim {queue} --to {sequence}'. To let each program begin where it likes, "
+        "make a log: 'opendata-buffer readers enable {queue}'.",
+        spark="To read them, start at 'earliest'. To discard them once and keep a copy, run "
+        "'opendata-buffer trim {queue} --to {sequence}'. To let each query begin where it likes, "
+        "make a log: 'opendata-buffer readers enable {queue}'.",
+    )
     TRIM_FIRST = Texts(
         "To read without taking anything, set the option acknowledge to false. To delete them "
         "first and keep a copy, run 'opendata-buffer trim {queue} --to {sequence}'. To read them, "

@@ -5,7 +5,7 @@ read of the manifest raises :class:`~.errors.Fenced`. Until that read it may sti
 (failure F8). To process each batch once in spite of that, do one of these:
 
 * Write ``str(consumer.position_of(batch.sequence))`` with each batch's records, in one transaction
-  of the target system. Pass the last one written as ``last_acked_sequence`` at the next start.
+  of the target system. Pass the last one written as ``after`` at the next start.
 * Guard the target's commit by :attr:`Consumer.epoch` and :meth:`Consumer.check_fence`.
 """
 
@@ -20,7 +20,9 @@ from opendata_buffer.arguments import checked
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.loop import BatchLoop
+from opendata_buffer.consumer.place import PlaceLike
 from opendata_buffer.consumer.position import Position
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
@@ -51,8 +53,12 @@ class Consumer(BatchLoop):
             write(batch)
         consumer.ack_through(batch.sequence)
 
-    The constructor takes the queue over. If it gets a position, it also dequeues the entries up to
-    that position. If the queue does not exist, it raises ``InvalidInput``, unless
+    The constructor takes the queue over. It begins after ``after`` if that is given, and dequeues
+    the entries up to there. Otherwise a reader of a log continues at its stored position. If there
+    is no position, it begins at ``start``. The consumer of a queue cannot begin past unread
+    batches, because they would be lost: it raises ``InvalidInput``, and says how to discard them.
+
+    If the queue does not exist, the constructor raises ``InvalidInput``, unless
     ``config.create_if_missing`` lets it create the queue.
 
     Without ``isolation`` the consumer ignores transactions. It delivers the batches of undecided
@@ -64,10 +70,14 @@ class Consumer(BatchLoop):
 
     Args:
         config: The queue's URL, or a :class:`.ConsumerConfig`.
-        last_acked_sequence: The last processed batch; reading starts after it. Pass a
-            :class:`Position` or its string, :attr:`.Publisher.positions`, or a bare sequence. A
-            bare sequence does not show whether the queue was deleted and created again. None starts
-            with the oldest queued batch.
+        last_acked_sequence: The same as ``after``, by the name in OpenData's RFC.
+        after: The last processed batch; reading starts after it. Pass a :class:`Position` or its
+            string, :attr:`.Publisher.positions`, or a bare sequence. A bare sequence does not show
+            whether the queue was deleted and created again. Default: no position.
+        start: Where to begin if there is no position: ``"earliest"``, ``"latest"``, a sequence, or
+            a time (a ``datetime`` with a time zone), which begins at the first batch with a record
+            of that time or later. A :class:`Position` is the same as ``after``. Default:
+            ``"earliest"``, the oldest batch.
         store: An opened store, for tests and this library. Default: opened from the configuration.
         runtime: Clock and threads, for tests. Default: those of the system.
         isolation: ``read_committed`` delivers transactions when they are committed, each batch
@@ -82,7 +92,8 @@ class Consumer(BatchLoop):
         **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: The queue does not exist.
+        InvalidInput: The queue does not exist, or ``start`` is not in it, or unread batches lie
+            before ``start``.
         UnsafeStore: The store does not support compare-and-swap.
         PrefixConflict: The data prefix belongs to the queue of another manifest (failure F7).
         QueueReset: A position was given, but it belongs to another queue, or the manifest is
@@ -98,6 +109,8 @@ class Consumer(BatchLoop):
         config: ConsumerConfig | str | PathLike[str],
         last_acked_sequence: Position | int | str | Mapping[str, str] | None = None,
         *,
+        after: Position | int | str | Mapping[str, str] | None = None,
+        start: PlaceLike | None = None,
         store: Store | None = None,
         runtime: Runtime | None = None,
         isolation: str | None = None,
@@ -108,12 +121,20 @@ class Consumer(BatchLoop):
         **settings: Any,
     ) -> None:
         super().__init__()
+        if after is not None:
+            if last_acked_sequence is not None:
+                raise InvalidInput(
+                    "after and last_acked_sequence are two names of one argument: give only one of "
+                    "them"
+                )
+            last_acked_sequence = after
         self._config = ConsumerConfig.of(config, settings)
         self._runtime = runtime if runtime is not None else SystemRuntime()
         self._closed = False
         self._entries = EntryConsumer(
             self._config,
             last_acked_sequence,
+            start=start,
             isolation=isolation,
             store=store,
             runtime=self._runtime,

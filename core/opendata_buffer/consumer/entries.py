@@ -25,6 +25,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.delivery import PlainDelivery, TransactionalDelivery
 from opendata_buffer.consumer.opening import start_deadline, take_over
 from opendata_buffer.consumer.owned_queue import OwnedQueue
+from opendata_buffer.consumer.place import Place, PlaceLike
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import Closed, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor
@@ -53,7 +54,8 @@ class EntryConsumer:
     Args:
         config: The queue and the consumer's settings.
         position: The last position that is processed, in any form that :class:`.Consumer` takes;
-            None to start with the oldest queued batch.
+            None to begin at ``start``.
+        start: Where to begin if no position says so; see :class:`.Consumer`.
         isolation: Which batches of transactions are delivered; None to ignore transactions.
         store: The opened store; None to open the one that ``config`` names.
         runtime: Clock and threads.
@@ -61,6 +63,10 @@ class EntryConsumer:
         queue: The queue, if the caller has opened it.
         program: Name of the reading program.
         open_pause: Makes the queue's broker pause; None if no broker is asked.
+
+    Raises:
+        InvalidInput: ``start`` and ``position`` are both positions.
+        OpenDataBufferError: As :func:`.take_over`.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class EntryConsumer:
         config: ConsumerConfig,
         position: Position | int | str | Mapping[str, str] | None = None,
         *,
+        start: PlaceLike | None = None,
         isolation: str | None = None,
         store: Store | None = None,
         runtime: Runtime | None = None,
@@ -91,6 +98,11 @@ class EntryConsumer:
         if isinstance(position, Mapping):
             position = position.get(self.source)
         resume = None if position is None else Position.of(position)
+        begin = None if start is None else Place.of(start)
+        if begin is not None and begin.position is not None:
+            if resume is not None:
+                raise InvalidInput("start and after are both positions: give only one of them")
+            resume, begin = begin.position, None
         taken = take_over(
             opened,
             config,
@@ -101,6 +113,7 @@ class EntryConsumer:
             queue=queue,
             program=program,
             open_pause=open_pause,
+            start=begin,
         )
         self._note = taken.note
         self._owned = OwnedQueue(taken, self._runtime, allow_data_loss=allow_data_loss)
@@ -177,7 +190,7 @@ class EntryConsumer:
             position = None if self.position is None else str(self.position)
             raise Closed(
                 f"the consumer of {self._queue.key!r} is closed: make a new one, with "
-                f"last_acked_sequence={position!r}"
+                f"after={position!r}"
             )
 
     def next_entries(self, limit: int) -> list[BatchDescriptor]:

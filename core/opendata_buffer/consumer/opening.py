@@ -4,7 +4,9 @@ The order of the steps keeps a failed start harmless:
 
 1. Check the owner marker and the configuration. A consumer with the wrong configuration stops here,
    before it fences the running consumer.
-2. Compare the position with the queue's id and its range.
+2. Compare the position with the queue's id and its range. Without a position, find the place at
+   which the caller wants to begin, and refuse a place that would discard unread batches (decision
+   0045).
 3. Note the names of the acknowledged batches. The claim takes these out of the manifest.
 4. Claim the epoch. From here on the previous consumer is fenced.
 5. Load the noted names of the batches that left the queue, and record the name of the new consumer.
@@ -20,6 +22,7 @@ from functools import partial
 
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import Repeats
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.consumer.position import Cursors, Position, QueueProgress
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest
@@ -70,6 +73,7 @@ def take_over(
     queue: Queue | ReaderQueue | None,
     program: str,
     open_pause: OpenPause | None,
+    start: Place | None = None,
 ) -> TakenQueue:
     """Become the consumer of a queue, or the named reader of a log, after a position.
 
@@ -83,17 +87,20 @@ def take_over(
         queue: The queue, if the caller has opened it; None to open it here.
         program: Name of the reading program.
         open_pause: Makes the queue's broker pause; None if no broker is asked.
+        start: Where to begin if no position says so: neither ``position`` nor, for a reader of a
+            log, the stored one.
 
     Returns:
         The queue, its manifest as the claim left it, and the progress to continue from.
 
     Raises:
-        InvalidInput: The queue does not exist, or it is a log and no reader is named.
+        InvalidInput: The queue does not exist, or it is a log and no reader is named. Or ``start``
+            is not in the queue, or unread batches of a queue lie before it.
         QueueReset: The position belongs to another queue, or is past the end of this one.
         DataLoss: Another program dequeued entries after the position.
         OpenDataBufferError: See :class:`.Consumer`.
     """
-    start = _claim_position(config, position, isolation)
+    resume = _claim_position(config, position, isolation)
     with start_deadline(config, runtime):
         if queue is None:
             queue = _claimed_queue(
@@ -102,17 +109,20 @@ def take_over(
                 runtime,
                 # A position says that the queue existed. A missing queue is then an error of its
                 # own (QueueReset), so this does not refuse it as "no such queue".
-                create=config.create_if_missing or start is not None,
+                create=config.create_if_missing or resume is not None,
                 program=program,
                 open_pause=open_pause,
             )
         elif isinstance(queue, Queue) and queue.is_log:
             raise needs_reader(store, config)
-        last_acked = None if start is None else _sequence_of(start, queue, config, store.url)
+        last_acked = None if resume is None else _sequence_of(resume, queue, config, store.url)
         repeats = Repeats(store, config, runtime, queue.queue_id)
         if last_acked is not None and isinstance(queue, Queue):
             _note_acknowledged(repeats, queue, last_acked)
-        manifest = queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+        if start is None or position is not None:
+            manifest = queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+        else:
+            manifest = _claim_at(start, queue, config, store.url, allow_data_loss=allow_data_loss)
         note: Callable[..., None] = _note_nothing
         if isinstance(queue, ReaderQueue):
             # Acknowledged batches are still in the log, so new ones are compared with them there.
@@ -128,7 +138,7 @@ def take_over(
     if isolation is not None:
         if position is not None:
             _check_resumable(position, queue, config, store.url, manifest.next_sequence)
-            if start is None and first:
+            if resume is None and first:
                 _report_loss_of_first(config, first, queue.skipped, allowed=allow_data_loss)
         progress = QueueProgress(config.data_path_prefix, isolation, first, position)
     if last_acked is not None and first > last_acked + 1:
@@ -280,6 +290,70 @@ def warn_data_loss(key: str, needed: int, oldest: int) -> None:
 def start_deadline(config: QueueConfig, runtime: Runtime) -> AbstractContextManager[None]:
     """Limit all requests of a start or of a close together to the time that one change may take."""
     return deadline(runtime, config.timeout_ms / 1000 + LAST_READ_S)
+
+
+def check_start(
+    start: Place, view: Manifest | LogView, config: QueueConfig, url: str, *, allow_data_loss: bool
+) -> int:
+    """Find the sequence at which the only consumer of a queue or a new reader of a log begins.
+
+    Args:
+        start: The place.
+        view: The manifest, or everything that the log keeps.
+        config: The queue.
+        url: The URL of its store.
+        allow_data_loss: Begin at the oldest batch, with a warning, if ``start`` is before it.
+
+    Returns:
+        The sequence.
+
+    Raises:
+        InvalidInput: The place is not in the queue, or unread batches of a queue lie before it:
+            reading from there would discard them.
+    """
+    first = view.first_sequence
+    if allow_data_loss and start.sequence is not None and start.sequence < first:
+        warn_data_loss(config.manifest_path, start.sequence, first)
+        return first
+    begin = start.sequence_in(view, config, url)
+    if isinstance(view, Manifest) and begin > first:
+        count = begin - first
+        batches = "1 unread batch" if count == 1 else f"{count} unread batches"
+        raise InvalidInput(
+            f"start is {start.text}, which is sequence {begin} of the queue with manifest "
+            f"{config.manifest_path!r} in {url}: {batches} from {first} on would be lost, because "
+            "a queue keeps nothing before the place where its consumer reads",
+            Hint(Action.DISCARD_BACKLOG, queue_name(url, config), begin),
+        )
+    return begin
+
+
+def _claim_at(
+    start: Place,
+    queue: Queue | ReaderQueue,
+    config: ConsumerConfig,
+    url: str,
+    *,
+    allow_data_loss: bool,
+) -> Manifest | LogView:
+    """Claim a queue at a place, or a log as a reader that begins there if it is new."""
+    at = partial(check_start, start, config=config, url=url, allow_data_loss=allow_data_loss)
+    if isinstance(queue, ReaderQueue):
+        view = queue.claim_epoch(None, allow_data_loss=allow_data_loss, begin=at)
+        if queue.began_at is None and not (start.is_earliest or start.is_latest):
+            log.warning(
+                "reader %r continues at sequence %d: start=%s applies only to a new reader. Move "
+                "this one with seek(), or with admin.reset_reader()",
+                queue.name,
+                view.first_sequence,
+                start.text,
+            )
+        return view
+    begin = at(queue.read() or Manifest.empty())
+    # Another consumer may dequeue more before the claim. A sequence was then lost; a word or a time
+    # has moved.
+    last_acked = begin - 1 if begin and start.sequence is not None else None
+    return queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
 
 
 def _claim_position(

@@ -115,7 +115,8 @@ class Position:
                 if is_number(delivered) and isinstance(transactions, dict):
                     return cls(queue_id, sequence, delivered, transactions)
         raise InvalidInput(
-            f"position is {text!r:.200}: use what str() of Consumer.position or batch.position gave"
+            f"position is {text!r:.200}: use what str() of Consumer.position or batch.position "
+            "gave. To begin at a place, use start, such as start='latest'"
         )
 
     @classmethod

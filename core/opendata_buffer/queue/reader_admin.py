@@ -104,11 +104,13 @@ def reset_reader(view: LogView, name: str, sequence: int) -> ReaderPosition:
     return reader.reset(sequence)
 
 
-def register_readers(log_: Log, names: Collection[str], program: str) -> dict[str, int]:
+def register_readers(
+    log_: Log, names: Collection[str], program: str, *, begin: int = 0
+) -> dict[str, int]:
     """Register readers that a log does not know yet, without starting a consumer.
 
-    A reader that has a position in this log keeps it. Any other reader begins at the oldest batch
-    that the log keeps, and its position has epoch 0 until a consumer claims it. A reader is left
+    A reader that has a position in this log keeps it. Any other reader begins at ``begin``, and its
+    position has epoch 0 until a consumer claims it. A reader is left
     out if it has expired here and its next batch was deleted: it has lost batches, and must learn
     that when it starts.
 
@@ -116,6 +118,8 @@ def register_readers(log_: Log, names: Collection[str], program: str) -> dict[st
         log_: The log; it must exist.
         names: Readers that the log should have.
         program: The program that registers them, as operators know it.
+        begin: The sequence at which a reader without a position begins. Default: the oldest batch.
+            If the log no longer keeps this sequence, the reader begins at the oldest batch, too.
 
     Returns:
         For each reader that was registered now, the sequence at which it begins.
@@ -130,7 +134,7 @@ def register_readers(log_: Log, names: Collection[str], program: str) -> dict[st
         new = sorted({*names} - {*index.readers})
         if len(index.readers) + len(new) > MOST_READERS:
             raise too_many_readers(log_)
-        begins = {name: _prepare_position(log_, index, name, made, program) for name in new}
+        begins = {name: _prepare_position(log_, index, name, made, program, begin) for name in new}
         begins = {name: begin for name, begin in begins.items() if begin >= index.floor}
         if not begins:
             return {}
@@ -149,15 +153,18 @@ def _with_readers(begins: Mapping[str, int], before: LogIndex | None) -> LogInde
     return before
 
 
-def _prepare_position(log_: Log, index: LogIndex, name: str, made: set[str], program: str) -> int:
+def _prepare_position(
+    log_: Log, index: LogIndex, name: str, made: set[str], program: str, begin: int
+) -> int:
     """Write a position for a reader that is not in the index, and return its next sequence.
 
     ``made`` has the readers whose positions this caller created. It may move those when the floor
     has risen; it never moves the position of an existing reader.
     """
     now_ms = log_.runtime.now_ms()
+    first = max(begin, index.floor)
     fresh = ReaderPosition(
-        index.queue_id, index.floor, 0, program=program, since_ms=now_ms, moved_ms=now_ms
+        index.queue_id, first, 0, program=program, since_ms=now_ms, moved_ms=now_ms
     )
 
     def decide(before: ReaderPosition | None) -> ReaderPosition:

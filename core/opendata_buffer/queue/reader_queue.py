@@ -126,6 +126,8 @@ class ReaderQueue:
         self._claimed: ReaderPosition | None = None
         self.newly_registered = False
         """Whether this object added the reader to the index."""
+        self.began_at: int | None = None
+        """The sequence that the caller chose for a new reader; None if the reader was known."""
 
     @property
     def skipped(self) -> Sequence[tuple[int, int]]:
@@ -137,10 +139,13 @@ class ReaderQueue:
         """Return where a new reader began: earlier batches were not kept for it.
 
         Returns:
-            A sequence if the log had neither the name nor a position of this reader, otherwise 0.
+            A sequence if the log had neither the name nor a position of this reader, and the caller
+            chose none; otherwise 0.
         """
-        is_first = self.newly_registered and self._claimed is not None and self._claimed.epoch == 1
-        return self._claimed.next if is_first and self._claimed is not None else 0
+        own = self._claimed
+        if own is None or own.epoch > 1 or not self.newly_registered or self.began_at is not None:
+            return 0
+        return own.next
 
     def read(self, *, check: bool = False) -> LogView:
         """Read the log from the reader's position on.
@@ -186,7 +191,11 @@ class ReaderQueue:
         return self._seen(manifest, index, position)
 
     def claim_epoch(
-        self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
+        self,
+        last_acked_sequence: int | None,
+        *,
+        allow_data_loss: bool = False,
+        begin: Callable[[LogView], int] | None = None,
     ) -> LogView:
         """Become the consumer of this reader, and fence the previous one.
 
@@ -194,6 +203,8 @@ class ReaderQueue:
             last_acked_sequence: Continue after this sequence. None continues at the stored
                 position, and a new reader at the oldest batch.
             allow_data_loss: Continue at the oldest batch if the wanted one was deleted.
+            begin: Returns where a new reader begins, and may refuse. It is called only if the log
+                has neither the name nor a position of this reader. Default: the oldest batch.
 
         Returns:
             The log from the position on.
@@ -218,6 +229,8 @@ class ReaderQueue:
                 )
             )
         given = None if last_acked_sequence is None else last_acked_sequence + 1
+        if begin is not None and given is None and self._is_new(index):
+            self.began_at = begin(LogView.of(self._log, index, manifest))
         self._claimed = position = self._take(index, given, allow_data_loss)
         is_new = position.epoch == 1 and given is None
         while (index := self._register(position.next)).floor > position.next:
@@ -279,6 +292,9 @@ class ReaderQueue:
                     # A reset below the floor was written and then refused: everything before the
                     # floor had been acknowledged.
                     start = max(start, index.floor)
+            elif start is None and self.began_at is not None:
+                # The floor may have risen since: a new reader begins at what is kept.
+                start = max(self.began_at, index.floor)
             if start is not None and start < index.floor and not allow_data_loss:
                 why = self._overtaken(index) if overtaken else self._passed(index, before, given)
                 raise self._lost(start, index, why)
@@ -296,6 +312,16 @@ class ReaderQueue:
             )
 
         return self._write(decide)
+
+    def _is_new(self, index: LogIndex) -> bool:
+        """Return whether the log has neither the name nor a position of this reader.
+
+        A name without a position is not new: it has lost its position, and may have read nothing.
+        """
+        if self.name in index.readers:
+            return False
+        found = self._position.read()
+        return not isinstance(found, ReaderPosition) or found.queue_id != index.queue_id
 
     def _register(self, position: int, *, again: bool = False) -> LogIndex:
         """Write the name of this reader into the index. Its position must be written already.

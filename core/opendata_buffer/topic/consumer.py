@@ -20,12 +20,18 @@ from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, ReadAhead
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.loop import BatchLoop
+from opendata_buffer.consumer.opening import check_start
+from opendata_buffer.consumer.place import PlaceLike
 from opendata_buffer.consumer.position import Position
-from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.queue import OpenPause
+from opendata_buffer.queue.reader_admin import register_readers
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription, is_abbreviated, resolve
+from opendata_buffer.topic.places import TopicPlaces
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
@@ -94,8 +100,14 @@ class TopicConsumer(BatchLoop):
     Args:
         config: The topic's URL, or settings of each partition's consumer.
         positions: By partition, the :meth:`position_of` the last batch that was processed, or its
-            text; or :attr:`.Publisher.positions`. A partition without a position is read from its
-            oldest queued batch.
+            text; or :attr:`.Publisher.positions`. A partition without a position begins at
+            ``start``.
+        start: Where to begin in partitions without a position: ``"earliest"``, ``"latest"``, or a
+            time (a ``datetime`` with a time zone), for all partitions; or a dict of such places or
+            sequences by the partition's name or number. See :class:`.Consumer`. A reader that the
+            topic does not know yet is registered at this place in all partitions, also in those
+            that other processes read. Partitions that are added later are read from their first
+            batch. Default: ``"earliest"``.
         partitions: Names or numbers of the only partitions to read, so that several processes can
             share a topic. Default: all partitions.
         isolation: ``read_committed`` (default), or ``read_uncommitted``, which also delivers
@@ -112,7 +124,7 @@ class TopicConsumer(BatchLoop):
 
     Raises:
         InvalidInput: The topic does not exist, or lacks a given partition; or a text is not a
-            position.
+            position; or ``start`` is not in a partition, or unread batches lie before it.
         QueueReset: A position belongs to another queue, or is past the end.
         OpenDataBufferError: A partition could not be taken over, as :class:`.Consumer`.
     """
@@ -123,6 +135,7 @@ class TopicConsumer(BatchLoop):
         config: ConsumerConfig | str | PathLike[str],
         positions: Mapping[str, Position | str] | None = None,
         *,
+        start: PlaceLike | Mapping[str | int, PlaceLike] | None = None,
         partitions: Sequence[str | int] | None = None,
         isolation: str = READ_COMMITTED,
         store: Store | None = None,
@@ -154,6 +167,7 @@ class TopicConsumer(BatchLoop):
         )
         self._assigned = _assigned(partitions, topic.description.names_for(config.reader))
         self._positions = {name: Position.of(each) for name, each in (positions or {}).items()}
+        self._program = program
         self._cached = CachedTopic(topic, self._runtime, refresh_s)
         self._topic = Topic.open(config, store=topic.store, runtime=self._runtime)
         """Removes drained partitions. Another thread uses the cached topic."""
@@ -167,6 +181,8 @@ class TopicConsumer(BatchLoop):
         self._as_arrow = False
         self._last: str | None = None
         self._errors: deque[errors.OpenDataBufferError] = deque()
+        if start is not None:
+            self._begin_at(TopicPlaces(start, topic.description.names), allow_data_loss)
         try:
             self._open_missing(topic.description)
             if config.reader:
@@ -411,6 +427,43 @@ class TopicConsumer(BatchLoop):
                         reader.begins_after,
                         reader.begins_after,
                     )
+
+    def _begin_at(self, places: TopicPlaces, allow_data_loss: bool) -> None:
+        """Apply ``start`` to the partitions as they are now, before any of them is taken over.
+
+        A queue is only checked: its consumer begins at the oldest batch. For a log, a reader that
+        is new to the topic is registered at its place in every partition, and begins there when it
+        is opened.
+        """
+        names, reader = self._topic.description.names, self._config.reader
+        if reader in (self._topic.description.readers or {}):
+            if any(not (each.is_earliest or each.is_latest) for each in places.given):
+                log.warning(
+                    "reader %r continues at its positions: start applies only to a new reader. "
+                    "Move this one with admin.reset_reader()",
+                    reader,
+                )
+            return
+        if not reader and self._assigned is not None:
+            names = [name for name in names if name in self._assigned]
+
+        def begin(name: str) -> None:
+            place = places.at(name)
+            if place is None or self._position_for(name) is not None:
+                return
+            if place.position is not None:
+                self._positions[name] = place.position
+                return
+            config = Topic.config_of(name, self._config)
+            view = ReadOnlyReader(config, store=self._topic.store, runtime=self._runtime).view()
+            if not reader and not isinstance(view, Manifest):
+                return  # Opening it fails, and says that it needs a reader.
+            url = self._topic.url
+            at = check_start(place, view, config, url, allow_data_loss=allow_data_loss)
+            if isinstance(view, LogView):
+                register_readers(view.log, [reader], self._program, begin=at)
+
+        in_parallel(self._runtime, begin, names)
 
     def _missing(self, description: TopicDescription) -> list[str]:
         """Return the partitions that this consumer reads and has not opened."""

@@ -53,6 +53,12 @@ class TopicPlaces:
                 raise InvalidInput(f"{name} names partition {partition} twice")
             self.by_partition[partition] = Place.of(place, f"{name}[{key!r}]")
 
+    @property
+    def given(self) -> list[Place]:
+        """All places that were given."""
+        named = [*self.by_partition.values()]
+        return named if self.default is None else [*named, self.default]
+
     def at(self, partition: str) -> Place | None:
         """Return the place in a partition, given by its full name; None if there is none."""
         return self.by_partition.get(partition, self.default)

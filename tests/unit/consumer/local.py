@@ -39,7 +39,8 @@ class LocalQueue:
         self._open: list[Consumer] = []
 
     def consumer(self, last_acked: Position | int | str | None = None, **settings: Any) -> Consumer:
-        arguments = {name: settings.pop(name) for name in ("allow_data_loss",) if name in settings}
+        names = ("allow_data_loss", "start", "after")
+        arguments = {name: settings.pop(name) for name in names if name in settings}
         settings.setdefault("gc", GarbageCollectorConfig(enabled=False))
         settings.setdefault("create_if_missing", True)
         config = ConsumerConfig(store="memory://consumer", **settings).with_timeout(1)

@@ -315,7 +315,7 @@ def test_close_writes_acknowledgements(queue: LocalQueue) -> None:
         lambda: len(consumer),
     ]
     for call in calls:
-        with pytest.raises(Closed, match=r"last_acked_sequence='\w{26}:0'"):
+        with pytest.raises(Closed, match=r"after='\w{26}:0'"):
             call()
 
 
