@@ -138,7 +138,7 @@ def drain_row() -> Row:
         descriptors = consumer.next_descriptors(BATCHES)
         count = 0
         for batch in fetch_many(consumer.fetch_handle().fetch, descriptors):
-            count += len(batch.entries)
+            count += len(batch.values)
         consumer.ack_through(descriptors[-1].sequence)
         taken = time.perf_counter() - started
         assert count == BATCHES * queued.records
@@ -250,12 +250,12 @@ def read_all(queued: Queued, directory: str, way: str, results: Any) -> None:
 def _read(consumer: Consumer, way: str, batches: int) -> int:
     """Read all batches and return the number of records."""
     if way == "next_batch":
-        return sum(len(batch.entries) for batch in iter(consumer.next_batch, None))
+        return sum(len(batch.values) for batch in iter(consumer.next_batch, None))
     handle = consumer.fetch_handle()
     descriptors = consumer.next_descriptors(batches)
     if way == "arrow":
         return sum(len(batch.values) for batch in fetch_many(handle.fetch_arrow, descriptors))
-    return sum(len(batch.entries) for batch in fetch_many(handle.fetch, descriptors))
+    return sum(len(batch.values) for batch in fetch_many(handle.fetch, descriptors))
 
 
 def copy_row() -> Row:
@@ -336,7 +336,7 @@ def _cpu_ms_per_object(store: S3Store) -> float:
         descriptors = consumer.next_descriptors(S3_OBJECTS)
         started = time.process_time()
         fetched = fetch_many(consumer.fetch_handle().fetch, descriptors)
-        records = sum(len(batch.entries) for batch in fetched)
+        records = sum(len(batch.values) for batch in fetched)
         taken = time.process_time() - started
     assert records == S3_OBJECTS * len(S3_RECORDS)
     return taken / S3_OBJECTS * 1e3

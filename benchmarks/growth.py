@@ -410,7 +410,7 @@ def _topic_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
         assert sink.append(Group(Moment.now(runtime), tuple(uploads), txn, "query", write))
         read = 0
         while (batch := consumer.next_batch()) is not None:
-            read += len(batch.entries)
+            read += len(batch.values)
             consumer.ack(batch)
         assert read == len(uploads)
         consumer.flush()

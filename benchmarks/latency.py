@@ -172,7 +172,7 @@ def consuming_topic(directory: str, timeout_s: float) -> Iterator[Take]:
             if batch is None:
                 return []
             batch.ack()
-            return list(batch.entries)
+            return list(batch.values)
 
         yield take
 
@@ -192,7 +192,7 @@ def _ours(flush_ms: int, where: str | None) -> list[float]:
                     time.sleep(POLL_S)
                     return []
                 consumer.ack(batch.sequence)
-                return list(batch.entries)
+                return list(batch.values)
 
             return _delays(take, start_process(produce, directory, SECONDS, flush_ms))
 

@@ -230,7 +230,7 @@ def _consume(queued: Queued, directory: str, *, to_arrow: bool) -> float:
         if to_arrow:
             count = sum(len(batch.values) for batch in fetch_many(handle.fetch_arrow, descriptors))
         else:
-            count = sum(len(batch.entries) for batch in fetch_many(handle.fetch, descriptors))
+            count = sum(len(batch.values) for batch in fetch_many(handle.fetch, descriptors))
         taken = time.perf_counter() - started
     assert count == queued.records * BATCHES
     return count / taken / 1e6

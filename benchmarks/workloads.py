@@ -501,8 +501,8 @@ def _consume_calls(store: FaultyStore, calls: int, start: Any) -> tuple[list[flo
                 time.sleep(max(0.0, polled + OPENDATA_POLL_S - time.monotonic()))
                 continue
             for batch in fetch_many(handle.fetch, descriptors):
-                assert len(batch.entries) % OPENDATA_RECORDS == 0
-                ages += [age_ms(record) for record in batch.entries[::OPENDATA_RECORDS]]
+                assert len(batch.values) % OPENDATA_RECORDS == 0
+                ages += [age_ms(record) for record in batch.values[::OPENDATA_RECORDS]]
             unacknowledged += len(descriptors)
             if unacknowledged >= config.ack_interval:
                 consumer.ack_through(descriptors[-1].sequence)

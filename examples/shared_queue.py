@@ -23,11 +23,11 @@ def work(worker: Worker, results: set[tuple[int, int]]) -> None:
     """Count the records of batch after batch; runs in a thread."""
     while batches := worker.claim(1, timeout=IDLE_S):
         for batch in batches:
-            if any(record == b"" for record in batch.entries):
+            if any(record == b"" for record in batch.values):
                 # No worker can process it: move it to the quarantine, and continue.
                 batch.reject("an empty record")
                 continue
-            results.add((batch.sequence, len(batch.entries)))
+            results.add((batch.sequence, len(batch.values)))
             try:
                 batch.done()
             except ClaimLost as error:

@@ -54,7 +54,7 @@ def main(url: str, crash: bool) -> None:
     records = 0
     with TopicConsumer(ConsumerConfig(store=url)) as consumer:
         while (batch := consumer.next_batch()) is not None:
-            for entry in map(json.loads, batch.entries):
+            for entry in map(json.loads, batch.values):
                 balances[entry["account"]] += entry["change"]
                 records += 1
             consumer.ack(batch)

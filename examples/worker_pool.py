@@ -24,7 +24,7 @@ RUN = 100
 def count(fetch: FetchHandle, descriptor: BatchDescriptor) -> tuple[int, int]:
     """Fetch one batch, in a worker; return its sequence and its number of records."""
     batch = fetch.fetch(descriptor)
-    return batch.sequence, len(batch.entries)
+    return batch.sequence, len(batch.values)
 
 
 def main(store: str) -> None:

@@ -9,7 +9,7 @@
 
     with Consumer(ConsumerConfig(store="s3://bucket")) as consumer:
         for batch in consumer:
-            for record in batch.records():
+            for record in batch:
                 print(record.value, record.metadata)
             batch.ack()
 

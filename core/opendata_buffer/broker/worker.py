@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from opendata_buffer import errors
@@ -189,7 +189,7 @@ class ClaimedBatch(HasRecords):
     Attributes:
         sequence: Its position in the queue.
         location: Key of its object.
-        entries: Its records.
+        values: Its records. ``entries`` is the RFC's name for them.
         metadata: Ranges of records with their ingestion time and payload.
         delivery_count: How often it was handed out, including this time.
     """
@@ -203,7 +203,12 @@ class ClaimedBatch(HasRecords):
         self.location = descriptor.location
         self.metadata: tuple[Metadata, ...] = descriptor.metadata
         self.delivery_count = delivery_count
-        self.entries = ()
+        self.values: Sequence[bytes] = ()
+
+    @property
+    def entries(self) -> Sequence[bytes]:
+        """The records, under the name that they have in OpenData RFC 0001."""
+        return self.values
 
     def ack(self) -> None:
         """Call :meth:`done`, which has this name for other kinds of batches."""
@@ -256,10 +261,12 @@ class Worker(Closeable):
     ::
 
         with Worker("s3://bucket/jobs") as worker:
-            while batches := worker.claim(timeout=60.0):
-                for batch in batches:
-                    run(batch.records())
-                    batch.done()
+            for batch in worker:                           # waits for the next one
+                for record in batch:
+                    run(record.value)
+                batch.ack()
+
+    :meth:`claim` claims several batches at once, or waits for a limited time.
 
     With ``config.reader`` it is a worker of one reader of a log. Workers of two readers share
     nothing: each batch goes to a worker of each reader.
@@ -387,18 +394,39 @@ class Worker(Closeable):
             self._election.stop(timeout)
         self._beating.join(timeout)
 
-    async def __aiter__(self) -> AsyncIterator[ClaimedBatch]:
-        """Yield batch after batch without blocking the event loop.
+    def __iter__(self) -> Self:
+        """Claim batch after batch. Wait for the next one; stop when the worker is closed."""
+        return self
 
-        Call ``await asyncio.to_thread(batch.done)`` to finish one.
-        """
+    def __next__(self) -> ClaimedBatch:
         while not self._closed:
-            try:
-                batches = await asyncio.to_thread(self.claim, 1, 1.0)
-            except errors.Closed:
-                return
-            for batch in batches:
-                yield batch
+            with self._until_closed():
+                for batch in self.claim(1):
+                    return batch
+        raise StopIteration
+
+    def __aiter__(self) -> Self:
+        """Claim batch after batch without blocking the event loop, until the worker is closed.
+
+        Call ``await batch.ack_async()`` to finish one.
+        """
+        return self
+
+    async def __anext__(self) -> ClaimedBatch:
+        while not self._closed:
+            with self._until_closed():
+                for batch in await asyncio.to_thread(self.claim, 1, 1.0):
+                    return batch
+        raise StopAsyncIteration
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Ignore ``Closed`` if another thread has closed the worker."""
+        try:
+            yield
+        except errors.Closed:
+            if not self._closed:
+                raise
 
     def _claimed(self, reply: dict[str, Any], asked: Moment) -> list[ClaimedBatch]:
         made = []
@@ -428,7 +456,7 @@ class Worker(Closeable):
                     with suppress(errors.ClaimLost):
                         batch.reject(str(result))
                     continue
-                batch.entries = result.entries
+                batch.values = result.values
                 fetched.append(batch)
         except BaseException:
             # The caller does not get these batches, and heartbeats would hold them for ever.

@@ -262,7 +262,7 @@ class CommandPool:
             self._release(batch, 0)
             return
         try:
-            records = pa.array(batch.entries, pa.binary())
+            records = pa.array(batch.values, pa.binary())
             data = FRAMINGS[self.framing].framed(records, batch.sequence)
             code = self._run(batch, bytes(data))
         except InvalidInput as error:

@@ -44,7 +44,7 @@ class Consumer(BatchLoop):
     There are two ways to read, and both move the same cursors::
 
         for batch in consumer:                                   # waits for the next one
-            for record in batch.records():
+            for record in batch:
                 write(record.value, record.metadata)
             batch.ack()
 

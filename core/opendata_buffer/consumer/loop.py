@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from opendata_buffer.arguments import checked
 from opendata_buffer.errors import Closed
@@ -48,7 +48,8 @@ class BatchLoop(Closeable):
         ::
 
             while (batch := consumer.next_batch(timeout=5.0)) is not None:
-                write(batch.records())
+                for record in batch:
+                    write(record.value)
                 batch.ack()
 
         Args:
@@ -96,8 +97,8 @@ class BatchLoop(Closeable):
         ::
 
             while (batch := await consumer.next_batch_async(timeout=None)) is not None:
-                await write(batch.entries)
-                await asyncio.to_thread(batch.ack)
+                await write(batch.values)
+                await batch.ack_async()
 
         Args:
             timeout: Seconds to wait for a batch. 0 (default) asks once; None waits until there is
@@ -129,17 +130,25 @@ class BatchLoop(Closeable):
             await asyncio.sleep(left)
             pause_s = min(2 * pause_s, MOST_POLL_S)
 
-    def __iter__(self) -> Iterator[ConsumedBatch]:
-        """Yield batch after batch. Wait for the next one; stop when the consumer is closed."""
-        with self._until_closed():
-            while (batch := self.next_batch(None)) is not None:
-                yield batch
+    def __iter__(self) -> Self:
+        """Return the consumer. Each ``next()`` waits for a batch, until the consumer is closed."""
+        return self
 
-    async def __aiter__(self) -> AsyncIterator[ConsumedBatch]:
-        """Yield batch after batch without blocking the event loop, until the consumer is closed."""
+    def __next__(self) -> ConsumedBatch:
         with self._until_closed():
-            while (batch := await self.next_batch_async(None)) is not None:
-                yield batch
+            if (batch := self.next_batch(None)) is not None:
+                return batch
+        raise StopIteration
+
+    def __aiter__(self) -> Self:
+        """Return the consumer, which then waits for batches without blocking the event loop."""
+        return self
+
+    async def __anext__(self) -> ConsumedBatch:
+        with self._until_closed():
+            if (batch := await self.next_batch_async(None)) is not None:
+                return batch
+        raise StopAsyncIteration
 
     @contextmanager
     def _until_closed(self) -> Iterator[None]:

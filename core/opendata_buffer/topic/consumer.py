@@ -87,7 +87,7 @@ class TopicConsumer(BatchLoop):
         with TopicConsumer(config, positions=load()) as consumer:
             for batch in consumer:
                 with database.transaction():
-                    write(batch.entries)
+                    write(batch.values)
                     save(batch.partition, str(batch.position))
                 batch.ack()
 

@@ -289,6 +289,28 @@ def test_async_iteration_does_not_block_the_event_loop(
     assert found == [0, 1, 2, 3]
 
 
+def test_iteration_claims_batches_until_the_worker_is_closed(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 3)
+    found = []
+    for batch in workers[0]:
+        assert len(batch) == 1
+        found += [record.value for record in batch]
+        batch.ack()
+        if len(found) == 2:
+            break
+    last = next(workers[0])
+    found += last.values
+    asyncio.run(last.ack_async())
+    assert found == [b"0", b"1", b"2"]
+    closing = threading.Timer(0.05, workers[0].close)
+    closing.start()
+    assert list(workers[0]) == []  # waits, because the queue is empty, until it is closed
+    closing.join()
+    assert workers[1].claim(timeout=0.1) == []
+
+
 def test_settings_are_checked() -> None:
     long = {"name": "n" * 257}
     for wrong in ({"broker": "off"}, {"broker": "x"}, {"claim_timeout_ms": 0}, long):

@@ -5,7 +5,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import ValueOptions
@@ -65,3 +65,27 @@ def test_a_table_without_columns_or_with_a_wrong_type_is_refused() -> None:
         empty.to_table()
     with pytest.raises(InvalidInput, match="'_index' is of type string: make it int32 or int64"):
         empty.to_table(pa.schema([("_index", pa.string())]))
+
+
+SAME = ConsumedBatch(RECORDS, 7, "ingest/x.batch", BATCH.metadata)
+
+
+@pytest.mark.parametrize("batch", [BATCH, SAME], ids=["arrow", "consumed"])
+def test_a_batch_is_a_collection_of_its_records(batch: ArrowBatch | ConsumedBatch) -> None:
+    assert len(batch) == 3
+    assert [record.value for record in batch] == RECORDS
+    assert list(batch) == list(batch.records())
+    assert [record.metadata for record in batch] == [b"a", b"a", b"b"]
+    assert [bytes(value) for value in SAME.values] == BATCH.values.to_pylist()
+
+
+def test_a_batch_without_records_is_true() -> None:
+    """Otherwise it would end a loop such as ``while batch := consumer.next_batch(5)``."""
+    empty = ConsumedBatch([], 7, "ingest/x.batch", ())
+    assert len(empty) == 0
+    assert empty
+    assert empty.as_arrow()
+
+
+def test_the_name_of_the_rfc_for_the_records_still_works() -> None:
+    assert SAME.entries is SAME.values

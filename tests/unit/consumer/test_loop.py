@@ -147,3 +147,51 @@ def test_the_error_of_a_pickled_batch_says_that_it_has_no_consumer() -> None:
             call()
     assert [tuple(each) for each in alone.records()] == [(b"a", b"", None), (b"b", b"late", 5)]
     assert isinstance(batch.as_arrow(), ArrowBatch)
+
+
+def test_a_consumer_is_an_iterator_whose_next_waits(log: Log) -> None:
+    with log.consumer() as consumer:
+        later = threading.Timer(0.05, log.produce, [b"late"])
+        later.start()
+        assert next(consumer).values == [b"late"]
+        later.join()
+        assert iter(consumer) is consumer
+    with pytest.raises(StopIteration):
+        next(consumer)
+    assert next(consumer, None) is None
+
+
+def test_a_batch_is_acknowledged_without_blocking_the_event_loop(log: Log) -> None:
+    async def work() -> int:
+        async with log.consumer() as consumer:
+            await (await anext(consumer)).ack_async()
+            first: int = (await anext(consumer)).sequence
+            return first
+
+    log.produce(b"one")
+    log.produce(b"two")
+    assert asyncio.run(work()) == 1
+    with log.consumer() as consumer:
+        assert next(consumer).values == [b"two"]
+
+
+def test_a_cancelled_acknowledgement_ends_before_the_call_does() -> None:
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Owner:
+        def ack(self, _: object) -> None:
+            begun.set()
+            may_end.wait(WAIT_S)
+            ended.set()
+
+    async def work() -> None:
+        batch = ConsumedBatch([b"one"], 0, "x", (), "", Owner())
+        task = asyncio.create_task(batch.ack_async())
+        await asyncio.to_thread(begun.wait, WAIT_S)
+        task.cancel()
+        threading.Timer(0.01, may_end.set).start()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    asyncio.run(work())
