@@ -5,9 +5,9 @@ for corrupt records has its text.
 
 Arrow parses one text and not an array of records, so the records are joined to a text. Then three
 things can go wrong: Arrow's readers skip an empty record, make two rows of ``{"a":1}{"b":2}``, and
-continue in the next record if an object or a quote was left open. So each text has marks that prove
-that every record is exactly one row; see :class:`_JsonReader` and :class:`_CsvReader`. A text whose
-marks are missing, or that Arrow rejects, is read again in parts.
+continue in the next record if an object or a quote was left open. So each reader proves that every
+record is exactly one row; see :class:`_JsonReader` and :class:`_CsvReader`. A text without this
+proof, or that Arrow rejects, is read again in parts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import csv
 import re
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeVar
@@ -37,6 +38,10 @@ _TEXT_BYTES = 4 << 20
 """Target size of a text, in bytes of records. A malformed record causes the whole text to be read
 again."""
 
+_BLOCK_BYTES = 1 << 20
+"""Size of a block, in bytes, if threads parse the blocks of a text."""
+_LINE_END = ord("\n")
+
 _INFERRED_AT_ONCE = 256
 """The number of records in a text. If ids are used as field names, Arrow's memory grows with the
 square of this."""
@@ -50,7 +55,6 @@ _TYPES = {
     pa.string(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"),
 }  # fmt: skip
 _NO_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}]+', re.DOTALL)
-_EMPTY_OBJECT = re.compile(rb"\{[ \t\r\n]*\}")
 _POSITION_IN_TEXT = re.compile(
     r"(?:^JSON parse error: )|(?:^CSV parse error: )|(?:Row #\d+: )|(?: in row \d+$)"
 )
@@ -144,18 +148,20 @@ class Decoder:
             else _CsvReader(len(names), types, options)
         )
 
-    def decode(self, values: pa.BinaryArray) -> DecodedColumns:
+    def decode(self, values: pa.BinaryArray, *, threads: bool = False) -> DecodedColumns:
         """Read the columns of some records.
 
         Args:
             values: The records, which may be any bytes: ``pa.binary()`` without nulls.
+            threads: Let several threads parse JSON records, if they have more than a few megabytes.
+                A program that decodes in several threads or processes already is faster without.
 
         Returns:
             The columns, and the malformed records with the reason for each.
         """
         texts, malformed = _readable(values, self._reader)
         parts = [[pa.nulls(0, each.type) for each in self._fields]]
-        for at, part in _halved(texts, self._read, 0, len(texts)) if len(texts) else ():
+        for at, part in self._parts(texts, threads):
             if isinstance(part, str):
                 malformed[at] = part
                 part = [pa.nulls(1, each.type) for each in self._fields]
@@ -168,40 +174,56 @@ class Decoder:
             columns.insert(self.schema.names.index(self._corrupt), pa.array(corrupt, pa.string()))
         return DecodedColumns(columns, malformed)
 
-    def _read(self, texts: pa.BinaryArray) -> list[pa.Array]:
-        columns = self._reader.read(texts).columns
+    def _parts(
+        self, texts: pa.BinaryArray, threads: bool
+    ) -> Iterator[tuple[int, list[pa.Array] | str]]:
+        """Read all records, in parts that are in order; see :func:`_halved`."""
+        if threads and texts.nbytes > _BLOCK_BYTES:
+            with suppress(ValueError):  # A record is malformed. Find it below.
+                yield 0, self._read(texts, threads=True)
+                return
+        if len(texts):
+            yield from _halved(texts, self._read, 0, len(texts))
+
+    def _read(self, texts: pa.BinaryArray, *, threads: bool = False) -> list[pa.Array]:
+        columns = self._reader.read(texts, threads=threads).columns
         return [
-            _converted(column.chunk(0), field.type)
+            pa.concat_arrays([_converted(chunk, field.type) for chunk in column.chunks])
             for column, field in zip(columns, self._fields, strict=True)
         ]
 
 
 class _JsonReader:
-    """A reader of JSON objects.
+    """A reader of JSON objects, which joins records with line ends.
 
-    It replaces the opening brace of each object with ``{"<mark>":true,``, where the mark is a
-    random name. A row has the mark if its object begins at the beginning of a record. A record that
-    swallows the next one removes the next one's mark, and a second object in one record has no
-    mark. So if a text has as many rows as records, and all have the mark, it has one row for each
-    record. The text never begins with ``null``, which crashes Arrow's reader as the first value.
+    Every record begins with ``{`` and ends with ``}``, after :meth:`trimmed`. So the text has
+    ``}``, a line end, and ``{`` between two records. No JSON value can contain that: a string
+    cannot contain a line end, and in an object or an array a comma or a bracket must follow ``}``.
+    So Arrow either rejects the text, or begins a new row with each record. Then the text has at
+    least as many rows as records, and if it has exactly as many, each record is one row::
+
+        {"a":1}{"a":2}      2 records and 3 rows: one of them is malformed
+        {"a":3}
+
+        {"a":{"b":{}        Arrow rejects the "{" of the second record
+        {"c":1}}
+
+    The text never begins with ``null``, which crashes Arrow's reader as the first value.
 
     Args:
         types: The types of the columns by name; None to infer them.
     """
 
     def __init__(self, types: dict[str, pa.DataType] | None) -> None:
-        self._mark = f"mark-{secrets.token_hex(8)}"
-        self._opening = f'{{"{self._mark}":true,'.encode()
-        self.placeholder = b'{"":null}'
+        self.placeholder = b"{}"
         self._options = pa.json.ParseOptions(
-            explicit_schema=pa.schema([*(types or {}).items(), (self._mark, pa.bool_())]),
+            explicit_schema=None if types is None else pa.schema(types),
             unexpected_field_behavior="infer" if types is None else "ignore",
         )
 
     def unusual(self, values: pa.BinaryArray) -> pa.BooleanArray:
         """Return which records need :meth:`trimmed` before they are read with others."""
-        # The mark ends with a comma, so a name must follow. Only an empty object has none.
-        return pc.invert(pc.starts_with(values, '{"'))
+        return pc.invert(pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}")))
 
     def trimmed(self, record: bytes) -> bytes:
         """Return the record in the form in which it is read with others.
@@ -218,13 +240,16 @@ class _JsonReader:
         text = record.strip(b" \t\r\n")
         if text[:1] != b"{":
             raise ValueError("it is no JSON object")
-        return self.placeholder if _EMPTY_OBJECT.fullmatch(text) else text
+        if text[-1:] != b"}":
+            raise ValueError("its JSON object does not end, or something follows it")
+        return text
 
-    def read(self, texts: pa.BinaryArray) -> pa.Table:
+    def read(self, texts: pa.BinaryArray, *, threads: bool = False) -> pa.Table:
         """Parse records that are one JSON object each.
 
         Args:
             texts: The records, as :meth:`trimmed` returns them.
+            threads: Cut the text into blocks, which threads of Arrow parse at the same time.
 
         Returns:
             A table with one row for each record.
@@ -232,16 +257,17 @@ class _JsonReader:
         Raises:
             ValueError: A record may not be exactly one row.
         """
-        marked = pc.binary_replace_slice(texts, 0, 1, self._opening)
-        # A JSON string cannot contain a line end, so no string continues in the next record.
-        text = pc.binary_join_element_wise(marked, b"", b"\n").buffers()[2]
-        # Use one block. Otherwise the reader would cut the text at a line end, maybe inside an
-        # object.
-        block = pa.json.ReadOptions(use_threads=False, block_size=text.size)
-        table = pa.json.read_json(pa.BufferReader(text), block, self._options)
-        if table.num_rows != len(texts) or table.column(self._mark).null_count:
+        text = pc.binary_join_element_wise(texts, b"", b"\n").buffers()[2]
+        # Arrow cuts blocks at line ends. To not cut a record that contains one, use one block then.
+        # A record that is longer than a block would be an error.
+        size = text.size
+        if threads and np.count_nonzero(np.frombuffer(text, np.uint8) == _LINE_END) == len(texts):
+            size = min(size, max(_BLOCK_BYTES, 1 + pc.max(pc.binary_length(texts)).as_py()))
+        blocks = pa.json.ReadOptions(use_threads=threads, block_size=size)
+        table = pa.json.read_json(pa.BufferReader(text), blocks, self._options)
+        if table.num_rows != len(texts):
             raise ValueError("it is more than one JSON object")
-        return table.drop_columns([self._mark])
+        return table
 
 
 class _CsvReader:
@@ -283,7 +309,7 @@ class _CsvReader:
     def trimmed(self, record: bytes) -> bytes:
         return record.removesuffix(b"\n").removesuffix(b"\r")
 
-    def read(self, texts: pa.BinaryArray) -> pa.Table:
+    def read(self, texts: pa.BinaryArray, *, threads: bool = False) -> pa.Table:
         lines = pc.binary_join_element_wise(texts, b"", b"\n").buffers()[2].to_pybytes()
         if len(texts) > 1 and (lines.count(b"\n") != len(texts) or b"\r" in lines):
             raise ValueError("a record has a line end")

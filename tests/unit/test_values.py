@@ -89,6 +89,53 @@ def test_every_valid_record_has_its_row_at_its_index(
             assert (at in found.malformed) == (0 in alone.malformed)
 
 
+BEHIND = b'{"i":7,"s":"x"}'
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b'{"i":1}{"i":2}\x00}',
+        b'{"i":1}{"i":2}\x00{}',
+        b'{"s":"\x00"}',
+        b'{"s":"}',
+        b'{"more":"}',
+        b'{"more":{"a":{}',
+        b'{"more":[{}',
+        b'{"i":1}}',
+        b'{"i":1} null {}',
+        b'{"i":1}\nnull\n{"i":2}',
+        b'{"i":1},{}',
+    ],
+)
+@pytest.mark.parametrize("threads", [False, True])
+def test_no_record_ends_another_one_or_takes_its_row(record: bytes, threads: bool) -> None:
+    """Each of these would be a row, or part of one, if only its neighbours fitted."""
+    decoder = Decoder(SCHEMA, ValueOptions())
+    for others in ([], [BEHIND, b"{}"], [b'{"c":1}}', BEHIND], [BEHIND] * 100_000):
+        given = [BEHIND, record, *others, record]
+        found = decoder.decode(records(*given), threads=threads)
+        good = [at for at, each in enumerate(given) if each == BEHIND]
+        table = pa.table(found.arrays, schema=SCHEMA)
+        assert table.take(good)["i"].unique().to_pylist() == [7]
+        assert {1, len(given) - 1} <= found.malformed.keys()
+        assert not found.malformed.keys() & {*good}
+        assert table["i"].null_count == len(given) - len(good)
+
+
+def test_threads_give_the_rows_that_one_thread_gives() -> None:
+    decoder = Decoder(SCHEMA, ValueOptions())
+    given = [b'{"i":%d,"s":"%s","os":[{"n":%d}]}' % (at, b"x" * 90, at) for at in range(60_000)]
+    longest = b'{"i":1,"s":"%s"}' % (b"x" * (3 << 20))
+    pretty = b'{\n"i":1,\n"s":"y"\n}'
+    for more in ([], [longest], [pretty], [b"no", longest, pretty]):
+        values = records(*given[:30_000], *more, *given[30_000:])
+        alone, together = decoder.decode(values), decoder.decode(values, threads=True)
+        assert together.malformed == alone.malformed
+        assert together.arrays == alone.arrays
+        assert len(alone.malformed) == more.count(b"no")
+
+
 def test_the_record_null_does_not_end_the_process() -> None:
     # Arrow's reader crashes if the first value of a text is null.
     code = """

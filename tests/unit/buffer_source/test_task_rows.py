@@ -263,4 +263,7 @@ def test_the_failfast_error_has_batch_record_reason_and_first_bytes() -> None:
         in_mode("FAILFAST")
     error = caught.value
     assert (error.sequence, error.index, error.head) == (7, 1, b'{"a":')
-    assert "record 1 of batch 7 at 'ingest/x.batch' is malformed: Invalid value" in str(error)
+    assert (
+        "record 1 of batch 7 at 'ingest/x.batch' is malformed: its JSON object does not end"
+        in str(error)
+    )
