@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.fetch import FetchHandle as FetchHandle
     from opendata_buffer.consumer.fetch import fetch_many as fetch_many
     from opendata_buffer.consumer.isolation import TransactionFilter as TransactionFilter
+    from opendata_buffer.consumer.lag import Lag as Lag
+    from opendata_buffer.consumer.lag import TopicLag as TopicLag
     from opendata_buffer.consumer.position import Position as Position
     from opendata_buffer.formats.batch import Compression as Compression
     from opendata_buffer.formats.batch import Transaction as Transaction
@@ -83,6 +85,7 @@ _NAMES = {
     "consumer.batches": ["ArrowBatch", "ConsumedBatch", "Record"],
     "consumer.fetch": ["ContiguousRun", "FetchHandle", "fetch_many"],
     "consumer.isolation": ["TransactionFilter"],
+    "consumer.lag": ["Lag", "TopicLag"],
     "consumer.position": ["Position"],
     "formats.batch": ["Compression", "Transaction"],
     "formats.manifest": ["BatchDescriptor", "Metadata"],

@@ -201,6 +201,8 @@ class LogCluster(Cluster):
         super().__init__(seed, LogModel)
         self.names = [f"reader{n}" for n in range(1 + self.draw(3))]
         self.sinks: dict[str, LogModel] = {}
+        self.seeks = 0
+        """How often a running reader moved itself."""
 
     def config_of(self, name: str) -> ConsumerConfig:
         return replace(self.consumer_config(), reader=name)
@@ -284,15 +286,18 @@ class Follower:
     def __init__(self, cluster: LogCluster, name: str) -> None:
         self._cluster = cluster
         self.name = name
-        self.read: list[tuple[int, int]] = []
-        """Epoch and sequence of each batch that it received."""
-        self.start = (0, 0)
-        """Epoch and sequence of the last reset."""
+        self.read: list[tuple[tuple[int, int], int]] = []
+        """For each batch that it received: epoch, number of the consumer's seeks, and sequence."""
+        self.start = ((0, 0), 0)
+        """Epoch, number of seeks, and sequence of the last reset or seek."""
         self.resets = 0
+        self.seeks = 0
+        self.unsure: set[int] = set()
+        """Epochs of consumers that died in a seek, which may have moved the reader."""
 
     @property
     def end(self) -> int:
-        """The sequence up to which it received everything since the last reset."""
+        """The sequence up to which it received everything since the last reset or seek."""
         epoch, end = self.start
         for found, sequence in self.read:
             if found <= epoch:
@@ -312,15 +317,21 @@ class Follower:
             consumer = self._cluster.patiently(
                 node, lambda: Consumer(config, store=node.store, runtime=node.runtime)
             )
+            if self.unsure:
+                self.unsure.clear()
+                self.start = max(self.start, ((consumer.epoch, -1), consumer.first_sequence))
+            seeks = 0
             while True:
                 try:
+                    if self._cluster.chance(0.03):
+                        seeks += self._seek(node, consumer, seeks)
                     batch = consumer.next_batch()
                     if batch is None:
                         consumer.flush()
                         node.runtime.sleep(self._cluster.uniform(0.1, 5))
                         continue
                     node.runtime.sleep(self._cluster.uniform(0, 0.05))
-                    self.read.append((consumer.epoch, batch.sequence))
+                    self.read.append(((consumer.epoch, seeks), batch.sequence))
                     self._cluster.patiently(node, lambda batch=batch: consumer.ack(batch.sequence))
                 except PASSING:
                     node.runtime.sleep(0.5)
@@ -330,7 +341,7 @@ class Follower:
                     self._cluster.model.poison(error.sequence, error.location)
                     sequence = error.sequence
                     self._cluster.patiently(node, lambda sequence=sequence: consumer.skip(sequence))
-                    self.read.append((consumer.epoch, sequence))
+                    self.read.append(((consumer.epoch, seeks), sequence))
                     self._cluster.patiently(node, lambda sequence=sequence: consumer.ack(sequence))
         except (Fenced, QueueReset) as error:
             self._cluster.log(f"{node.name}: {error}")
@@ -339,6 +350,23 @@ class Follower:
             if self.name not in self._cluster.model.expired:
                 self._cluster.fail(f"{self.name} did not expire: {error}")
             self._continue_at(error.oldest)
+
+    def _seek(self, node: Node, consumer: Consumer, seeks: int) -> bool:
+        """Let the running consumer move itself to another place; return whether it moved."""
+        floor = 0 if self._cluster.model.index is None else self._cluster.model.index.floor
+        end = self._cluster.model.manifest.next_sequence
+        to = floor + self._cluster.draw(max(1, end - floor + 1))
+        self.unsure.add(consumer.epoch)
+        try:
+            self._cluster.patiently(node, lambda: consumer.seek(to))
+        except (InvalidInput, DataLoss) as error:
+            # An earlier attempt whose answer was lost may have moved the stored position.
+            self._cluster.log(f"{self.name} did not move to {to}: {error}")
+            return False
+        self.unsure.discard(consumer.epoch)
+        self.seeks += 1
+        self.start = max(self.start, ((consumer.epoch, seeks), to))
+        return True
 
     def _continue_at(self, oldest: int) -> None:
         node = self._cluster.node("operator")
@@ -358,7 +386,7 @@ class Follower:
                 assert self._cluster.model.index is not None
                 sequence = self._cluster.model.index.floor
         self.resets += 1
-        self.start = max(self.start, (position.epoch, sequence))
+        self.start = max(self.start, ((position.epoch, 0), sequence))
 
 
 def replay(cluster: LogCluster) -> None:
@@ -391,6 +419,7 @@ def replay(cluster: LogCluster) -> None:
     assert cluster.model.segments, "the log got no segment: the scenario tests nothing"
     resets = sum(follower.resets for follower in followers)
     assert resets, "no reader was reset: the scenario tests nothing"
+    cluster.seeks = sum(follower.seeks for follower in followers)
 
 
 def test_a_reader_that_is_reset_misses_nothing_from_its_new_position_on(seed: int) -> None:
@@ -405,3 +434,7 @@ def test_the_seeds_write_index_pages_and_collect_garbage() -> None:
     clusters = [simulate(seed, follow) for seed in (1, 2, 3)]
     assert any(cluster.model.pages for cluster in clusters)
     assert any(cluster.model.counts["collected"] for cluster in clusters)
+
+
+def test_the_seeds_move_running_readers() -> None:
+    assert any(simulate(seed, replay).seeks for seed in (1, 2, 3))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from opendata_buffer.arguments import checked
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.entries import EntryConsumer
+from opendata_buffer.consumer.lag import Lag
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.place import PlaceLike
 from opendata_buffer.consumer.position import Position
@@ -308,6 +309,37 @@ class Consumer(BatchLoop):
         """
         return self._entries.skip(sequence)
 
+    @checked
+    def seek(self, place: PlaceLike) -> None:
+        """Move a reader of a log to a place, forwards or backwards, and read from there on.
+
+        The position is written at once. Batches that were delivered before and are not acknowledged
+        need no acknowledgement any more: do not acknowledge them, because those that lie after the
+        place are delivered again. Batches that are skipped can be deleted once all other readers
+        have acknowledged them and the retention is over::
+
+            consumer.seek(datetime.now(UTC) - timedelta(hours=3))    # replay three hours
+
+        Args:
+            place: ``"earliest"``, ``"latest"``, a sequence, a time (a ``datetime`` with a time
+                zone), or a :class:`Position`, which means the place after it.
+
+        Raises:
+            InvalidInput: The queue is not a log. Or the log does not keep the place.
+            Fenced: Another consumer has the reader.
+            DataLoss: The collector deleted the batches there at this moment.
+            StorageError: The store did not answer. The reader may have moved: seek again.
+        """
+        self._entries.seek(place)
+
+    def lag(self) -> Lag:
+        """Return how much is not acknowledged, with one read of the manifest.
+
+        Returns:
+            The number of batches, and the age of the oldest one.
+        """
+        return self._entries.lag()
+
     def check_fence(self) -> None:
         """Check that this consumer still owns the queue, with one read of the manifest.
 
@@ -321,7 +353,7 @@ class Consumer(BatchLoop):
 
     def __len__(self) -> int:
         """Return how many batches are not acknowledged, with one read of the manifest."""
-        return self._entries.count_waiting()
+        return self._entries.lag().batches
 
     def __bool__(self) -> bool:
         # Without this, `if consumer:` would call __len__, which asks the store, and be false for an
@@ -356,6 +388,9 @@ class Consumer(BatchLoop):
                 if batch is not None:
                     return replace(batch, _owner=self)
             return None
+
+    def _is_waiting(self, batch: DeliveredBatch) -> bool:
+        return self._entries.is_waiting(batch.sequence)
 
     # A publisher calls these on the consumer whose batches its transaction acknowledges.
 

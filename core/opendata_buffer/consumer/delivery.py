@@ -98,6 +98,9 @@ class PlainDelivery:
         """Give up the batch of an entry."""
         self._owned.skip(entry)
 
+    def restart(self, progress: QueueProgress | None) -> None:
+        """Begin again after the position of the queue was moved. There is nothing to forget."""
+
 
 class TransactionalDelivery:
     """Delivers the batches that an isolation level allows.
@@ -219,6 +222,13 @@ class TransactionalDelivery:
         self.ready = deque(each for each in self.ready if each.sequence != entry.sequence)
         self._released = deque(each for each in self._released if each != entry.sequence)
         self._owned.skip(entry)
+
+    def restart(self, progress: QueueProgress | None) -> None:
+        """Begin again at another position, and forget everything that was read ahead."""
+        assert progress is not None
+        self._progress = progress
+        self._released.clear()
+        self.ready.clear()
 
     def _offers_more(self, limit: int) -> bool:
         """Poll once more; delay an error about a loss until all earlier entries are handed out.

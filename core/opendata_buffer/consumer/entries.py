@@ -23,13 +23,17 @@ from typing import TYPE_CHECKING
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.delivery import PlainDelivery, TransactionalDelivery
+from opendata_buffer.consumer.isolation import Repeats
+from opendata_buffer.consumer.lag import Lag
 from opendata_buffer.consumer.opening import start_deadline, take_over
 from opendata_buffer.consumer.owned_queue import OwnedQueue
 from opendata_buffer.consumer.place import Place, PlaceLike
-from opendata_buffer.consumer.position import Position
+from opendata_buffer.consumer.position import Position, QueueProgress
 from opendata_buffer.errors import Closed, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.hints import Action, Hint
+from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -118,6 +122,8 @@ class EntryConsumer:
         self._note = taken.note
         self._owned = OwnedQueue(taken, self._runtime, allow_data_loss=allow_data_loss)
         self._queue = taken.queue
+        self._store = opened
+        self._isolation = isolation
         self._delivery: PlainDelivery | TransactionalDelivery = PlainDelivery(self._owned)
         if taken.progress is not None:
             self._delivery = TransactionalDelivery(
@@ -343,11 +349,58 @@ class EntryConsumer:
             self.check_open()
             self._owned.check_fence()
 
-    def count_waiting(self) -> int:
-        """Return how many batches are not acknowledged, by one read of the manifest."""
+    def is_waiting(self, sequence: int) -> bool:
+        """Return whether a batch is handed out and not acknowledged, by the cursors."""
+        cursors = self._owned.cursors
+        return cursors.next_ack <= sequence < cursors.next_hand_out
+
+    def lag(self) -> Lag:
+        """Return how much is not acknowledged; see :meth:`.Consumer.lag`."""
         with self.lock:
             self.check_open()
-            return self._owned.count_waiting()
+            return self._owned.lag()
+
+    def seek(self, given: PlaceLike | Place) -> None:
+        """Move a reader of a log; see :meth:`.Consumer.seek`.
+
+        Args:
+            given: The place to move to.
+
+        Raises:
+            InvalidInput: The queue is not a log, or does not have the place. Or the place is a
+                position inside of a transaction.
+            DataLoss: The collector deletes the place.
+        """
+        place = Place.of(given, "place")
+        with self.lock:
+            self.check_open()
+            config, queue, store = self._config, self._queue, self._store
+            if not isinstance(queue, ReaderQueue):
+                raise InvalidInput(
+                    f"the queue with manifest {config.manifest_path!r} in {store.url} is not a "
+                    "log, so its consumer cannot seek: what it has acknowledged is gone. To get "
+                    "the batches again that are not acknowledged, close the consumer and make a "
+                    "new one. To pass over a batch, use skip()",
+                    Hint(Action.ENABLE_READERS, queue_name(store.url, config)),
+                )
+            if place.position is not None and (
+                place.position.transactions or place.position.delivered
+            ):
+                raise InvalidInput(
+                    f"place is {place.text:.200}, which is inside of a transaction: make a new "
+                    "consumer, with after=place"
+                )
+            view = queue.seek(lambda kept: place.sequence_in(kept, config, store.url), self.epoch)
+            repeats = Repeats(store, config, self._runtime, queue.queue_id)
+            repeats.described(queue.recent())
+            progress = None
+            if self._isolation is not None:
+                progress = QueueProgress(
+                    config.data_path_prefix, self._isolation, view.first_sequence
+                )
+            self._owned.move(view, repeats, progress)
+            self._delivery.restart(progress)
+            log.info("reader %r moved to sequence %d", queue.name, view.first_sequence)
 
     def fetch_handle(self) -> FetchHandle:
         """Return a handle for fetching in other threads and processes; it outlives this."""

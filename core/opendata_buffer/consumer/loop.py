@@ -171,10 +171,18 @@ class BatchLoop(Closeable):
             pause_s = min(2 * pause_s, MOST_POLL_S)
 
     def _take(self, *, arrow: bool) -> Any:
-        if not self._returned:
-            return self._next_now(arrow=arrow)
-        batch = self._returned.popleft()
-        return batch.as_arrow() if arrow else batch
+        while self._returned:
+            batch = self._returned.popleft()
+            if self._is_waiting(batch):
+                return batch.as_arrow() if arrow else batch
+        return self._next_now(arrow=arrow)
+
+    @abstractmethod
+    def _is_waiting(self, batch: ConsumedBatch) -> bool:
+        """Return whether a batch that was fetched is still to be delivered.
+
+        It is not if the consumer was moved to another place meanwhile.
+        """
 
     def _put_back(self, call: asyncio.Future[ConsumedBatch | None]) -> None:
         self._cancelled = None

@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opendata_buffer import metrics
+from opendata_buffer.consumer.isolation import Repeats
+from opendata_buffer.consumer.lag import Lag, lag_of
 from opendata_buffer.consumer.opening import TakenQueue, check_data_loss, count_between
-from opendata_buffer.consumer.position import Cursors
+from opendata_buffer.consumer.position import Cursors, QueueProgress
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log_view import LogView
@@ -58,6 +60,19 @@ class OwnedQueue:
         self._progress = taken.progress
         self._runtime = runtime
         self._allow_data_loss = allow_data_loss
+
+    def move(self, view: LogView, repeats: Repeats, progress: QueueProgress | None) -> None:
+        """Continue at the position of a view. Nothing is handed out or acknowledged there yet.
+
+        Args:
+            view: The log from the new position on.
+            repeats: The names of batches that were queued before that.
+            progress: The transactions from there on; None without an isolation level.
+        """
+        self.repeats, self._progress = repeats, progress
+        self.cursors = Cursors.at(view.first_sequence)
+        self.next_sequence = view.next_sequence
+        self._measure(view)
 
     def read(self, *, continues: bool = True) -> Manifest | LogView:
         """Read the manifest, and check that this process still owns it.
@@ -192,9 +207,12 @@ class OwnedQueue:
         """Return how many entries lie in [begin, end), by the manifest as it was last read."""
         return count_between(begin, end, self.queue.last_seen)
 
-    def count_waiting(self) -> int:
-        """Return how many batches are not acknowledged, by one read of the manifest."""
-        return _count_from(self.cursors.next_open, self.read())
+    def lag(self) -> Lag:
+        """Return how much is not acknowledged, by one read of the manifest."""
+        manifest = self.read()
+        begin = self.cursors.next_open
+        age_s = manifest.age_s(self._runtime.now_ms(), begin)
+        return lag_of(_count_from(begin, manifest), age_s)
 
     def _measure(self, manifest: Manifest | LogView) -> None:
         waiting = _count_from(self.cursors.next_open, manifest)

@@ -63,6 +63,9 @@ log = logging.getLogger(__name__)
 CHECK_S = 60.0
 """Seconds after which a reader that finds nothing new also reads its position and the index."""
 
+_MOST_SEEKS = 5
+"""How often a seek looks again for a place that the collector has deleted meanwhile."""
+
 MOST_SILENT_MS = 60 * 60 * 1000
 """A reader with nothing to acknowledge rewrites its position this often, so as not to expire.
 """
@@ -241,6 +244,48 @@ class ReaderQueue:
         # The manifest is not read again: a manifest that is newer than the index may lack entries
         # that were moved since.
         return self._seen(manifest, index, position)
+
+    def seek(self, place: Callable[[LogView], int], epoch: int) -> LogView:
+        """Move the position of the running consumer, forwards or backwards.
+
+        The order of the writes is that of a reset: the position comes first, and then the index. A
+        collector that has read an earlier, higher position loses its race for the index. If it wins
+        instead, the place is no longer kept, and the position moves back to where it was.
+
+        Args:
+            place: Returns the sequence to move to, given all that the log keeps. It may refuse. It
+                is called again if the collector was faster.
+            epoch: The epoch of the caller.
+
+        Returns:
+            The log from the new position on.
+
+        Raises:
+            Fenced: Another consumer has claimed the reader.
+            DataLoss: The collector was faster each time.
+            QueueReset: The reader was deleted, or the queue was started over.
+            StorageError: The store did not answer, or refused a write.
+        """
+        view = self.read(check=True)
+        before = view.first_sequence
+        for _ in range(_MOST_SEEKS):
+            sequence = place(LogView.of(self._log, view.index, view.manifest))
+            position = self._moved_to(sequence, epoch)
+            index = self._register(sequence)
+            if index.floor <= sequence:
+                return self._seen(view.manifest, index, position)
+            # The collector raised the floor past the place, and at most to where the reader was.
+            self._acknowledged(before, epoch)
+            view = self.read(check=True)
+        raise self._lost(sequence, index, self._overtaken(index))
+
+    def _moved_to(self, sequence: int, epoch: int) -> ReaderPosition:
+        def decide(before: ReaderPosition | None) -> ReaderPosition:
+            found = self._own(before)
+            self.check_epoch(found, epoch)
+            return replace(found, next=sequence, moved_ms=self._runtime.now_ms())
+
+        return self._write(decide)
 
     def reset(self, sequence: int) -> ReaderPosition:
         """Set the position, then change the index. Starts no consumer.

@@ -19,6 +19,7 @@ from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, Delivere
 from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, ReadAhead
 from opendata_buffer.consumer.isolation import READ_COMMITTED
+from opendata_buffer.consumer.lag import TopicLag
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.opening import check_start
 from opendata_buffer.consumer.place import PlaceLike
@@ -267,6 +268,47 @@ class TopicConsumer(BatchLoop):
         reader = self._reader(self._name_of(partition))
         self._uninterrupted(lambda: reader.skip(sequence))
 
+    @checked
+    def seek(self, place: PlaceLike | Mapping[str | int, PlaceLike]) -> None:
+        """Move a reader of logs to a place in each partition; see :meth:`.Consumer.seek`.
+
+        Args:
+            place: ``"earliest"``, ``"latest"``, or a time, for all partitions that this consumer
+                reads; or a dict of such places or sequences by the partition's name or number. The
+                other partitions stay where they are.
+
+        Raises:
+            InvalidInput: The partitions are not logs. Or a partition does not have the place.
+            OpenDataBufferError: The error of the first partition that was not moved, as
+                :meth:`.Consumer.seek`. Others may have been: seek again.
+            Closed: The consumer was closed, or interrupted in a call before.
+        """
+        self._check_open()
+        places = TopicPlaces(place, list(self._readers), "place")
+        self._drop_prefetched()
+        self._errors.clear()
+
+        def move(name: str) -> None:
+            if (given := places.at(name)) is not None:
+                self._readers[name].seek(given)
+
+        self._uninterrupted(lambda: in_parallel(self._runtime, move, list(self._readers)))
+
+    def lag(self) -> TopicLag:
+        """Return how much is not acknowledged, with one read of each partition's manifest.
+
+        Returns:
+            The lag of each partition that this consumer reads, and their sum.
+
+        Raises:
+            OpenDataBufferError: A partition could not be read, as :meth:`.Consumer.lag`.
+            Closed: The consumer was closed, or interrupted in a call before.
+        """
+        self._check_open()
+        readers = dict(self._readers)
+        found = in_parallel(self._runtime, EntryConsumer.lag, readers.values())
+        return TopicLag.of(dict(zip(readers, found, strict=True)))
+
     def flush(self) -> None:
         """Dequeue all acknowledged batches, in all partitions at once.
 
@@ -513,6 +555,10 @@ class TopicConsumer(BatchLoop):
             reader.close()
 
     # A publisher calls these methods on the consumer whose batches its transaction acknowledges.
+
+    def _is_waiting(self, batch: ConsumedBatch) -> bool:
+        reader = self._readers.get(batch.partition)
+        return reader is not None and reader.is_waiting(batch.sequence)
 
     def _source_of(self, batch: DeliveredBatch) -> str:
         """Return the partition's place, under which a transaction keeps the position."""

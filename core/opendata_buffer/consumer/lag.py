@@ -1,0 +1,60 @@
+"""How much waits for a consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lag:
+    """The batches that a consumer has not acknowledged, at one moment.
+
+    Attributes:
+        batches: How many there are.
+        seconds: Age of the oldest one, by its producer's clock and ours; 0 if there is none. None
+            if its age is unknown.
+        bytes: The size of all of them. The manifest does not have it: None unless there are none.
+        records: Their records. The manifest does not have it: None unless there are none.
+    """
+
+    batches: int
+    seconds: float | None
+    bytes: int | None = None
+    records: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicLag:
+    """The batches that a consumer of a topic has not acknowledged, at about one moment.
+
+    Attributes:
+        total: The sum of all partitions. Its age is that of the oldest batch.
+        partitions: The lag in each partition that the consumer reads, by name.
+    """
+
+    total: Lag
+    partitions: Mapping[str, Lag]
+
+    @classmethod
+    def of(cls, partitions: Mapping[str, Lag]) -> TopicLag:
+        """Add up the lags of partitions.
+
+        Args:
+            partitions: The lag in each partition, by name.
+
+        Returns:
+            The lags with their sum.
+        """
+        found = partitions.values()
+        waiting = [lag.seconds for lag in found if lag.batches]
+        known = [seconds for seconds in waiting if seconds is not None]
+        batches = sum(lag.batches for lag in found)
+        return cls(total=lag_of(batches, max(known, default=None)), partitions=partitions)
+
+
+def lag_of(batches: int, seconds: float | None) -> Lag:
+    """Return the lag of some batches, of which the oldest has this age."""
+    if not batches:
+        return Lag(batches=0, seconds=0.0, bytes=0, records=0)
+    return Lag(batches=batches, seconds=seconds)
