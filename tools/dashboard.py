@@ -134,6 +134,71 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             steps=(1, 10),
         ),
     ),
+    "Store, as the exporter reads it": (
+        Panel(
+            "Exporter",
+            "1: the exporter could read the store. 0: it could not, and its log says why. Time "
+            "since the last success, and the duration of a read.",
+            (
+                Line(f"min by (store) (buffer_exporter_up{{{CHOSEN}}})", "up {{store}}"),
+                Line(
+                    "time() - max by (store) "
+                    f"(buffer_exporter_last_success_timestamp_seconds{{{CHOSEN}}})",
+                    "seconds since success {{store}}",
+                ),
+                Line(
+                    f"max by (store) (buffer_exporter_read_seconds{{{CHOSEN}}})",
+                    "seconds for a read {{store}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Batches appended",
+            "Batches that all producers appended, per second, also those without metrics. Epochs: "
+            "new consumers in the time shown. Many of them fence each other.",
+            (
+                Line(
+                    f"sum by (store) (rate(buffer_next_sequence{{{QUEUE}}}[$__rate_interval]))",
+                    "{{store}}",
+                ),
+                Line(
+                    f"sum by (queue) (delta(buffer_epoch{{{QUEUE}}}[$__range]))", "epochs {{queue}}"
+                ),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            "Not normal",
+            "Queues that refuse producers or consumers, batches in quarantine, partitions that "
+            "leave their topic, open transactions, and readers for which no consumer runs.",
+            (
+                Line(gauge("buffer_queue_refused"), "refused {{queue}}"),
+                Line(gauge("buffer_quarantined"), "quarantined {{queue}}"),
+                Line(
+                    f"sum by (store) (buffer_partition_draining{{{QUEUE}}})", "draining {{store}}"
+                ),
+                Line(gauge("buffer_transactions_open"), "transactions {{queue}}"),
+                Line(
+                    f"count by (queue, reader) (buffer_reader_runs{{{QUEUE}}} == 0)",
+                    "does not run: {{reader}} {{queue}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Oldest transaction",
+            "Age of the oldest open transaction. Nothing after its first batch leaves the queue.",
+            (Line(gauge("buffer_oldest_transaction_seconds"), "{{queue}}"),),
+            unit="s",
+            width=12,
+        ),
+        Panel(
+            "Manifest",
+            "Size of the manifest. Each append copies it.",
+            (Line(gauge("buffer_manifest_bytes"), "{{queue}}"),),
+            unit="bytes",
+            width=12,
+        ),
+    ),
     "Flow": (
         Panel(
             "Records",

@@ -39,6 +39,11 @@ _QUEUE = ("queue",)
 
 TABLE: list[Metric] = []  # all instruments, in the order of the reference
 
+EXPORTED: dict[str, Metric] = {}
+"""The gauges of ``opendata-buffer exporter`` by name, without ``buffer.``. The command reads the
+store itself, so no program has to run. A gauge that :data:`TABLE` has too has the same meaning.
+All have the label ``store``, and those of a queue ``queue`` and, in a topic, ``partition``."""
+
 _meter = get_meter("opendata_buffer")
 
 Owner = TypeVar("Owner")
@@ -250,3 +255,51 @@ claims_lapsed = _counter(
     "{claim}",
     "Claims that ended because their worker sent no heartbeat; the batch is handed out again.",
 )
+
+
+_STORE = ("store",)
+_OF_QUEUE = ("store", "queue", "partition")
+_OF_READER = (*_OF_QUEUE, "reader")
+
+
+def _exported(name: str, unit: str, meaning: str, labels: tuple[str, ...] = _OF_QUEUE) -> None:
+    EXPORTED[name] = Metric(PREFIX + name, "gauge", unit, labels, meaning)
+
+
+# The exporter
+_exported("exporter_up", "1", "1 if the last read of the store succeeded in time, else 0.", _STORE)
+_exported(
+    "exporter_last_success_timestamp_seconds", "s", "When a read succeeded last, Unix time.", _STORE
+)
+_exported("exporter_read_seconds", "s", "How long the last read took.", _STORE)
+_exported(
+    "queue_length",
+    "{batch}",
+    "Batches that wait; in a log, for the reader that is furthest behind.",
+)
+_exported("consumer_lag_seconds", "s", "Age of the oldest batch that waits; 0 if none waits.")
+_exported("next_sequence", "1", "The sequence that the next batch gets.")
+_exported("epoch", "1", "How often a consumer has claimed the queue.")
+_exported("manifest_bytes", "By", "Size of the manifest.")
+_exported(
+    "manifest_share",
+    "1",
+    "Size of the manifest as a share of the size beyond which appends are refused.",
+)
+_exported("queue_refused", "1", "1 if producers or consumers are refused, else 0.")
+_exported("partition_draining", "1", "1 if the partition leaves its topic, else 0.")
+_exported("quarantined", "{batch}", "Batches in quarantine, as far as one listing shows.")
+_exported("claims_held", "{batch}", "Batches that workers hold.")
+_exported("transactions_open", "{transaction}", "Transactions that are not decided.")
+_exported("oldest_transaction_seconds", "s", "Age of the oldest open transaction; 0 if none.")
+_exported("reader_lag", "{batch}", "Batches that a reader has not acknowledged.", _OF_READER)
+_exported(
+    "reader_lag_seconds",
+    "s",
+    "Age of the oldest batch that a reader has not acknowledged; 0 if none.",
+    _OF_READER,
+)
+_exported(
+    "reader_expires_seconds", "s", "How long a reader may stay away until it expires.", _OF_READER
+)
+_exported("reader_runs", "1", "1 if a consumer seems to run with the reader's name.", _OF_READER)

@@ -169,9 +169,18 @@ def list_quarantine(
     return sorted(reports, key=lambda each: (each.sequence, each.id))
 
 
-def quarantined_names(store: List, data_path_prefix: str) -> list[str]:
-    """Return the ids of the batches in quarantine, by sequence, from one listing."""
-    keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
+def quarantined_names(store: List, data_path_prefix: str, *, limit: int | None = None) -> list[str]:
+    """List the batches in quarantine.
+
+    Args:
+        store: The queue's store.
+        data_path_prefix: The queue's data prefix.
+        limit: List at most this many objects; a batch has one or two. None for all.
+
+    Returns:
+        Their ids, by sequence.
+    """
+    keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/", limit=limit).objects]
     split = [posixpath.splitext(posixpath.basename(each)) for each in keys]
     return sorted((name for name, suffix in split if suffix == ".json"), key=_sequence)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,13 +12,16 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opendata_buffer import metrics
+from opendata_buffer.stores.open import open_store
+from tests.unit.cli.shell import fill, ok, topic_of
+from tests.unit.cli.test_topic import pending
 from tools import dashboard
 from tools.servers import PROMETHEUS
 
@@ -40,7 +42,7 @@ def exported() -> set[str]:
         re.split(r"[{ ]", line)[0]
         for line in done.stdout.splitlines()
         if line.startswith("buffer_")
-    }
+    } | {row.name.replace(".", "_") for row in metrics.EXPORTED.values()}
 
 
 def panels() -> list[dict[str, Any]]:
@@ -85,7 +87,7 @@ def test_every_metric_of_the_table_is_on_the_dashboard(exported: set[str]) -> No
     shown = set().union(
         *(n for expression in dashboard_expressions() for n in names_in(expression))
     )
-    for row in metrics.TABLE:
+    for row in (*metrics.TABLE, *metrics.EXPORTED.values()):
         stem = row.name.replace(".", "_")
         assert any(name.startswith(stem) for name in shown & exported), row.name
 
@@ -138,9 +140,9 @@ class Prometheus:
         found: list[Any] = self.ask("query", query=expression)["result"]
         return found
 
-    def await_scrapes(self, least: int) -> None:
+    def await_scrapes(self, least: int, metric: str = "buffer_acks_total") -> None:
         end = time.monotonic() + 240
-        scrapes = "count_over_time(buffer_acks_total[5m])"
+        scrapes = f"count_over_time({metric}[5m])"
         found: list[Any] = []
         while not any(float(each["value"][1]) >= least for each in found):
             assert time.monotonic() < end, found
@@ -149,34 +151,91 @@ class Prometheus:
                 found = self.query(scrapes)
 
 
+OLD_S = 7_200
+"""The age of a batch that the exporter finds, in seconds."""
+
+
+def abandoned(home: Path) -> tuple[str, str]:
+    """Make a topic and a log that no consumer reads, and return their directories."""
+    log, topic = str(home / "log"), str(home / "topic")
+    fill(log, [b"record"])
+    ok("readers", "enable", log, "--yes")
+    ok("readers", "reset", log, "billing", "--to-earliest")
+    (name,) = topic_of(topic, 1)
+    pending(open_store(topic), topic, name, OLD_S)
+    return log, topic
+
+
+@contextmanager
+def exporter(*stores: str) -> Iterator[str]:
+    """Run the exporter, and yield its address."""
+    command = [sys.executable, "-m", "opendata_buffer", "exporter", *stores]
+    process = subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0", "--interval", "1"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        serving = re.match(r"serving http://(\S+)/metrics: ", process.stdout.readline())
+        assert serving is not None
+        yield serving[1]
+    finally:
+        process.terminate()
+        assert process.wait(120) == 0
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     pytest.importorskip("opentelemetry.exporter.prometheus")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     home = tmp_path_factory.mktemp("prometheus")
-    shutil.copy(ALERTS, home)
-    (home / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
-        "rule_files: [alerts.yml]\n"
-        "scrape_configs: [{job_name: orders, static_configs: "
-        f"[{{targets: ['127.0.0.1:{port}']}}]}}]\n"
-    )
+    # What lasts for minutes fires at once here.
+    (home / "alerts.yml").write_text(re.sub(r"for: \w+", "for: 0s", ALERTS.read_text()))
     application = subprocess.Popen(
         [*EXPORTING, str(port)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         assert application.stdout is not None
         assert application.stdout.readline() == "ready\n"
-        with PROMETHEUS.start(home) as url:
-            yield Prometheus(url)
+        with exporter(*abandoned(home), str(home / "nothing")) as address:
+            targets = f"['127.0.0.1:{port}', '{address}']"
+            (home / "prometheus.yml").write_text(
+                "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+                "rule_files: [alerts.yml]\n"
+                "scrape_configs: [{job_name: orders, static_configs: "
+                f"[{{targets: {targets}}}]}}]\n"
+            )
+            with PROMETHEUS.start(home) as url:
+                yield Prometheus(url)
     finally:
         application.communicate(timeout=120)
 
 
 @needs_prometheus
+def test_alerts_fire_for_a_queue_without_a_consumer_because_of_the_exporter(
+    prometheus: Prometheus,
+) -> None:
+    prometheus.await_scrapes(4, "buffer_exporter_up")
+    found = prometheus.query('max by (queue) (buffer_consumer_lag_seconds{store=~".*/topic"})')
+    assert OLD_S <= float(found[0]["value"][1]) < OLD_S + 600
+    end = time.monotonic() + 240
+    wanted = {"BufferLag", "BufferTransactionStuck", "BufferUnreadable"}
+    firing: set[str] = set()
+    while not wanted <= firing:
+        assert time.monotonic() < end, firing
+        time.sleep(0.3)
+        firing = {each["labels"]["alertname"] for each in prometheus.ask("alerts")["alerts"]}
+    keda = 'sum(buffer_queue_length{store=~".*/topic"})'
+    assert [each["value"][1] for each in prometheus.query(keda)] == ["1"]
+
+
+@needs_prometheus
 def test_every_panel_shows_data_of_a_running_application(prometheus: Prometheus) -> None:
     prometheus.await_scrapes(4)
+    prometheus.await_scrapes(4, "buffer_exporter_up")
     chosen = {"$job": "orders", "$queue": ".*", "$__rate_interval": "5m", "$__range": "5m"}
     for panel in panels():
         for target in panel["targets"]:

@@ -40,7 +40,7 @@ from opendata_buffer import (
 from opendata_buffer.cli.main import cli
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.formats import MIB
-from opendata_buffer.metrics import TABLE
+from opendata_buffer.metrics import EXPORTED, TABLE
 from opendata_buffer.option_reader import INSTEAD, STORAGE_OPTIONS, OptionReader
 from tests.unit.cli.shell import commands, ok
 
@@ -138,12 +138,24 @@ def test_exactly_the_existing_errors_are_explained() -> None:
 def test_every_metric_is_explained_with_its_kind_unit_and_attributes() -> None:
     rows = re.findall(
         r"^\| `(buffer\.\w+)` \| (\w+) \| (.*?) \| (.*?) \|",
-        text_of("docs/reference/metrics.md").split("## Where")[0],
+        text_of("docs/reference/metrics.md").split("## The exporter")[0],
         flags=re.MULTILINE,
     )
     assert rows == [
         (row.name, row.kind, row.unit.strip("{}"), ", ".join(f"`{name}`" for name in row.labels))
         for row in TABLE
+    ]
+
+
+def test_every_gauge_of_the_exporter_is_explained_with_its_unit_and_labels() -> None:
+    rows = re.findall(
+        r"^\| `(buffer\.\w+)` \| (.*?) \| (.*?) \| (.*?) \|$",
+        section("docs/reference/metrics.md", "The exporter"),
+        flags=re.MULTILINE,
+    )
+    assert rows == [
+        (row.name, row.unit.strip("{}"), ", ".join(f"`{name}`" for name in row.labels), row.meaning)
+        for row in EXPORTED.values()
     ]
 
 
@@ -181,7 +193,7 @@ def test_every_command_is_listed_with_its_arguments_and_options() -> None:
         for word in name.split():
             command = command.get_command(click.Context(command), word)
         known = [each for each in command.params if isinstance(each, click.Argument)]
-        assert len(arguments.split()) == len(known) - 1, words
+        assert len(arguments.removeprefix("...").split()) == len(known) - 1, words
 
 
 CONFIGURATION = "docs/reference/api-configuration.md"

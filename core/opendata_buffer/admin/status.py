@@ -244,13 +244,13 @@ def read_status(
     queue, notes = Target(store, config, runtime), _Notes()
     # Read it before the manifest, so that the consumer's record is not the newer one.
     consumer = notes.result_of(lambda: read_consumer_info(store, config, runtime))
-    claim = _claim_of(queue)
+    claim = claim_of(queue)
     before = reader.manifest()
     most = LISTED_OF_LOG if isinstance(claim, QueueClaim) and claim.is_log else LISTED
     listing = store.list(f"{queue.prefix}/", limit=most)
     # Read the manifest again (an unchanged one is not transferred). A batch that was enqueued while
     # the listing ran is not an orphan, and one that was dequeued and collected is not missing.
-    after, view, refused, grace_ms = _see(queue, claim, reader.manifest())
+    after, view, refused, grace_ms = see_queue(queue, claim, reader.manifest())
     missing = None if view is None else _missing_of(view, consumer, after)
     if view is not None:
         view = _without(view, missing)
@@ -467,7 +467,7 @@ def _records(
     return {"records": round(mean * total), "records_exact": len(found) == total}
 
 
-def _claim_of(queue: Target) -> QueueClaim | errors.CorruptData | errors.PrefixConflict | None:
+def claim_of(queue: Target) -> QueueClaim | errors.CorruptData | errors.PrefixConflict | None:
     """Return the owner marker, or the error with which it refuses every client.
 
     Read it before the manifest. A marker that was read later may be ahead of the manifest.
@@ -478,10 +478,15 @@ def _claim_of(queue: Target) -> QueueClaim | errors.CorruptData | errors.PrefixC
         return error
 
 
-def _see(
+def see_queue(
     queue: Target, found: QueueClaim | Exception | None, manifest: Manifest | None
 ) -> tuple[Manifest, LogView | None, str, int | None]:
     """Describe a queue by its owner marker and its manifest.
+
+    Args:
+        queue: The queue.
+        found: The owner marker, or the error that :func:`claim_of` returned.
+        manifest: The manifest, read after the marker; None if there is none.
 
     Returns:
         The manifest, empty if the queue was never written; the view of a log, None for a queue or
@@ -747,8 +752,8 @@ def _read_partition(
     consumer = None
     with suppress(errors.CorruptData):
         consumer = read_consumer_info(queue.store, queue.config, queue.runtime)
-    claim = _claim_of(queue)
-    manifest, log, refused, grace_ms = _see(queue, claim, queue.reader().find())
+    claim = claim_of(queue)
+    manifest, log, refused, grace_ms = see_queue(queue, claim, queue.reader().find())
     log_status = None
     if log is not None:
         missing = _missing_of(log, consumer, manifest)
@@ -809,9 +814,9 @@ def read_backlog(target: Target) -> tuple[int, float, int, str]:
     """
 
     def read(queue: Target) -> tuple[int, float, int, str]:
-        claim, reader = _claim_of(queue), queue.reader()
+        claim, reader = claim_of(queue), queue.reader()
         found = reader.manifest() if target.topic is None else reader.find()
-        manifest, log, refused, _ = _see(queue, claim, found)
+        manifest, log, refused, _ = see_queue(queue, claim, found)
         batches, oldest_s = manifest.entry_count, manifest.age_s(queue.runtime.now_ms())
         if log is not None:
             readers = readers_of(queue, log)

@@ -40,17 +40,6 @@ END_S = 3.0
 threads then expire."""
 
 
-def _address(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """Check a host and a port; an IPv6 address is in brackets."""
-    if text is None:
-        return None
-    with suppress(ValueError):
-        parts = urlsplit(f"//{text}")
-        if parts.hostname and parts.port is not None and parts.netloc == text and "@" not in text:
-            return text
-    raise click.BadParameter(f"{text!r} is not HOST:PORT, such as 0.0.0.0:7420 or [::]:7420")
-
-
 @command(timeout_ms=LONG_MS)
 @options.queue
 @options.text(
@@ -59,14 +48,14 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     "The address to listen on. Port 0 means a free port, and host 0.0.0.0 all interfaces. "
     "Default: a free port of this machine's address, or of the loopback address for a queue in a "
     "directory.",
-    callback=_address,
+    callback=options.host_and_port,
 )
 @options.text(
     "--advertise",
     "HOST:PORT",
     "The address that clients connect to, if not the one above. Each broker needs its own "
     "address: do not use a load balancer's.",
-    callback=_address,
+    callback=options.host_and_port,
 )
 @options.text("--tls-cert", "FILE", "Certificate, PEM. Default: the broker makes one.")
 @options.text("--tls-key", "FILE", "Its private key, PEM.")

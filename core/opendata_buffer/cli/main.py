@@ -20,6 +20,7 @@ COMMANDS = {
     "broker": ("broker", "Commit for all producers of a queue."),
     "work": ("broker", "Run COMMAND for each batch."),
     "status": ("status", "Show what is in the queue or the topic, and which consumer reads it."),
+    "exporter": ("exporter", "Serve metrics of queues and topics to Prometheus."),
     "readers": (
         "readers",
         "List, set and delete the named readers of a log, or make a log of a queue.",

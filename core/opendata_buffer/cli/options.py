@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from operator import mul
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -50,6 +52,7 @@ EXAMPLES = {
     "create": "opendata-buffer topic create s3://bucket/orders --partitions 4",
     "expand": "opendata-buffer topic expand s3://bucket/orders --partitions 8",
     "drain": "opendata-buffer topic drain s3://bucket/orders 3",
+    "exporter": "opendata-buffer exporter s3://bucket/orders --listen 0.0.0.0:9465",
     "abort": "opendata-buffer abort s3://bucket/orders 01a2b3c4d5e6",
     "dump": "opendata-buffer dump s3://bucket/orders ingest/01K9T4R3KXBMZ7QV9N2WG8YDHP.batch",
 }
@@ -362,6 +365,17 @@ def number(name: str, default: int, help_text: str, *, least: int = 1) -> Callab
     return click.option(name, type=click.IntRange(min=least), default=default, help=help_text)
 
 
+def host_and_port(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Check a host and a port; an IPv6 address is in brackets."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        parts = urlsplit(f"//{text}")
+        if parts.hostname and parts.port is not None and parts.netloc == text and "@" not in text:
+            return text
+    raise click.BadParameter(f"{text!r} is not HOST:PORT, such as 0.0.0.0:7420 or [::]:7420")
+
+
 def _options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         for option in reversed(options):
@@ -378,12 +392,14 @@ store_argument = click.argument(
     "store", shell_complete=lambda context, argument, text: [CompletionItem(text, type="dir")]
 )
 
-queue = _options(
-    store_argument,
+place = _options(
     text("--data-path-prefix", "PREFIX", "Prefix of the batches. Default: ingest."),
     text("--manifest-path", "KEY", "Key of the manifest. Default: <data-path-prefix>/manifest."),
     text("--partition", "NAME", "Use this partition of a topic, by its name or number."),
 )
+"""The options that choose a queue of a store."""
+
+queue = _options(store_argument, place)
 
 create_if_missing = flag(
     "--create-if-missing", "Create the queue if it does not exist, to start before its producers."

@@ -70,12 +70,29 @@ def target_of(
         The queue, or the topic with its description.
     """
     target = one_queue(runtime, options, make, **settings)
+    return with_topic(target, options, topic_deadline_ms=topic_deadline_ms)
+
+
+def with_topic(
+    target: Target, options: dict[str, Any], *, topic_deadline_ms: int | None = None
+) -> Target:
+    """Add the topic of a store to a target, unless the options name one queue.
+
+    Args:
+        target: The queue at the options' place.
+        options: The values of the command's options.
+        topic_deadline_ms: A shorter limit than the settings have, in milliseconds.
+
+    Returns:
+        The queue, or the topic with its description.
+    """
     if any(options[name] is not None for name in NAMES_ONE_QUEUE):
         return target
     config = target.config
     limit_ms = min(config.timeout_ms, topic_deadline_ms or config.timeout_ms)
-    with deadline(runtime, limit_ms / 1000):
-        return replace(target, topic=Topic.find(config, store=target.store, runtime=runtime))
+    with deadline(target.runtime, limit_ms / 1000):
+        topic = Topic.find(config, store=target.store, runtime=target.runtime)
+        return replace(target, topic=topic)
 
 
 def one_queue(
@@ -99,20 +116,51 @@ def one_queue(
     Raises:
         click.UsageError: Options contradict each other.
     """
-    given = dict(options)
-    reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}
+    store_options = reach_store(options)
+    remember_queue(options, store_options)
+    config = config_of(options, store_options, make, **settings)
+    store = open_store(config.store, config.store_options)
+    remember_opened()
+    return find_queue(store, config, options, runtime)
+
+
+def reach_store(options: dict[str, Any]) -> StoreOptions:
+    """Return how to reach the store, from the values of a command's options."""
+    given = {name: options[name] for name in REACH_STORE if name in options}
     # The attempts of one request share the timeout. Otherwise a command would wait five times 30
     # seconds for a store that accepts connections but never answers.
-    timeout_ms = reach_store["timeout_ms"]
+    timeout_ms = given["timeout_ms"]
     attempts = 2 if timeout_ms < 30_000 else 3
     share_ms = max(1, timeout_ms // attempts)
-    store_options = StoreOptions(
-        **reach_store,
+    return StoreOptions(
+        **given,
         connect_timeout_ms=min(share_ms, StoreOptions.connect_timeout_ms),
         read_timeout_ms=min(share_ms, StoreOptions.read_timeout_ms),
         max_attempts=attempts,
     )
-    remember_queue(options, store_options)
+
+
+def config_of(
+    options: dict[str, Any],
+    store_options: StoreOptions,
+    make: Callable[..., QueueConfig] = QueueConfig,
+    **settings: Any,
+) -> QueueConfig:
+    """Return the settings that a command's options name. Makes no request.
+
+    Args:
+        options: As for :func:`one_queue`.
+        store_options: How to reach the store.
+        make: The class of the configuration.
+        **settings: Other settings.
+
+    Returns:
+        The settings, without the partition that the options may name.
+
+    Raises:
+        click.UsageError: Options contradict each other.
+    """
+    given = {name: value for name, value in options.items() if name not in REACH_STORE}
     prefix, partition = given.pop("data_path_prefix"), given.pop("partition")
     if partition is not None and (prefix is not None or given["manifest_path"] is not None):
         raise click.UsageError(
@@ -121,10 +169,25 @@ def one_queue(
     if prefix is not None:  # The configuration refuses an empty prefix.
         given["data_path_prefix"] = prefix
     given["manifest_path"] = given["manifest_path"] or ""
-    config = make(**given, **settings, store_options=store_options)
-    store = open_store(config.store, config.store_options)
-    remember_opened()
-    if config.manifest_path == options["manifest_path"] and prefix is None:
+    return make(**given, **settings, store_options=store_options)
+
+
+def find_queue(
+    store: Store, config: QueueConfig, options: dict[str, Any], runtime: Runtime
+) -> Target:
+    """Find the data prefix of a queue whose manifest or abbreviated partition was given.
+
+    Args:
+        store: The opened store.
+        config: The settings that :func:`config_of` returned.
+        options: The values of the command's options.
+        runtime: Clock and threads.
+
+    Returns:
+        The queue.
+    """
+    partition = options["partition"]
+    if config.manifest_path == options["manifest_path"] and options["data_path_prefix"] is None:
         used = _prefix_in_use(store, config.manifest_path)
         config = replace(config, data_path_prefix=used or config.data_path_prefix)
     if partition is not None:
