@@ -28,7 +28,7 @@ class Given:
         self.sequence = sequence
         self.location = f"ingest/{sequence}.batch"
         self.delivery_count = delivery_count
-        self.entries: Sequence[bytes] = [b"a", b"b\r"]
+        self.values: Sequence[bytes] = [b"a", b"b\r"]
         self.ended: list[object] = []
         self._lost = lost
 
@@ -93,7 +93,7 @@ def test_a_batch_goes_to_the_quarantine_after_its_last_failed_delivery() -> None
 
 def test_the_exit_code_counts_even_if_a_command_does_not_read_its_input() -> None:
     batch = Given(0)
-    batch.entries = [b"x" * 1_000_000]
+    batch.values = [b"x" * 1_000_000]
     run_until(PoolRun("exit 0", batch), lambda: batch.ended)
     assert batch.ended == ["done"]
 
