@@ -439,10 +439,15 @@ def files_below(
 ) -> Iterator[ObjectInfo]:
     """Yield the files below a directory of the root whose keys fit, in the order of their keys."""
     above = f"{directory}/" if directory else ""
+    rest = prefix.removeprefix(above) if prefix.startswith(above) else ""
     try:
         with os.scandir(f"{root}/{directory}") as entries:
             names = {}
             for entry in entries:
+                # A directory may hold 100,000 batches when only one of them is asked for, so look
+                # at the names before anything else.
+                if not (entry.name.startswith(rest) or rest.startswith(f"{entry.name}/")):
+                    continue
                 if entry.name != RESERVED and _is_text(entry.name):
                     # The slash sorts a directory like the keys below it: a-b comes before a/b.
                     end = "/" if entry.is_dir(follow_symlinks=False) else ""
@@ -453,8 +458,7 @@ def files_below(
         raise
     for name, entry in sorted(names.items(), key=itemgetter(0)):
         if name.endswith("/"):
-            wanted = name.startswith(prefix) or prefix.startswith(name)
-            if wanted and (name > start_after or start_after.startswith(name)):
+            if name > start_after or start_after.startswith(name):
                 yield from files_below(root, name[:-1], prefix, start_after)
         elif name.startswith(prefix) and name > start_after:
             try:

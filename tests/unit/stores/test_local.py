@@ -456,6 +456,21 @@ def test_names_that_are_not_utf8_and_things_that_are_not_files_are_not_listed(
     assert keys_below(tmp_path, "in/") == ["in/a"]
 
 
+def test_listing_one_key_of_a_directory_does_not_look_at_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, "in/a", "in/b/c", "in/bc", "in/d")
+    looked_at: list[str] = []
+
+    def is_text(name: str) -> bool:
+        looked_at.append(name)
+        return True
+
+    monkeypatch.setattr(local, "_is_text", is_text)
+    assert keys_below(tmp_path, "in/b") == ["in/b/c", "in/bc"]
+    assert sorted(looked_at) == ["b", "bc", "c", "in/b"], "the prefix, and the names that fit"
+
+
 def test_a_directory_that_cannot_be_read_is_an_error(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
