@@ -192,7 +192,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     home = tmp_path_factory.mktemp("prometheus")
-    # What lasts for minutes fires at once here.
+    # Alerts that wait for minutes fire at once here.
     (home / "alerts.yml").write_text(re.sub(r"for: \w+", "for: 0s", ALERTS.read_text()))
     application = subprocess.Popen(
         [*EXPORTING, str(port)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

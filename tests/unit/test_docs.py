@@ -534,3 +534,22 @@ def test_the_shell_s_example_runs(tmp_path: Path) -> None:
             assert numbers.startswith(out)
             consumed += 1
     assert consumed == 2
+
+
+def test_the_example_for_kubernetes_runs_existing_commands_and_asks_for_existing_gauges() -> None:
+    yaml = pytest.importorskip("yaml")
+    folder = ROOT / "examples" / "kubernetes"
+    documents = list(yaml.safe_load_all((folder / "scale-from-zero.yaml").read_text("utf-8")))
+    deployment, scaled = documents
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    program, name, *words = [*container["command"], *container["args"]]
+    assert program == "opendata-buffer"
+    command: Any = cli.get_command(click.Context(cli), name)
+    given = command.make_context(name, words).params
+    port = container["ports"][0]["containerPort"]
+    assert given["listen"] == f"0.0.0.0:{port}"
+    assert container["readinessProbe"]["httpGet"]["port"] == port
+    (trigger,) = scaled["spec"]["triggers"]
+    (gauge,) = re.findall(r"\bbuffer_\w+", trigger["metadata"]["query"])
+    assert gauge in {row.name.replace(".", "_") for row in EXPORTED.values()}
+    assert f'store="{given["stores"][0]}"' in trigger["metadata"]["query"]

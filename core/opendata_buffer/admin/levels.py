@@ -1,12 +1,12 @@
 """Measure a queue or a topic again and again, at a fixed cost, for a monitoring system.
 
 ``status`` answers a person: it lists objects, samples records, and asks the broker. This module
-answers a program that asks twice a minute for months, so it reads only what has a bounded size:
+answers a program that asks twice a minute for months, so it makes a bounded number of requests:
 
-* of each queue the owner marker, the manifest (not transferred again if it did not change), the
-  claims of workers, and one page of the quarantine's listing;
-* of a log also its index, and one small object per reader;
-* of a topic its description.
+* for a queue it reads the owner marker, the manifest (not transferred again if it did not change)
+  and the claims of workers, and lists one page of the quarantine;
+* for a log it also reads the marker again, the index, and one small object per reader;
+* for a topic it also reads the description.
 
 Nothing is changed, and no consumer notices.
 """
@@ -34,7 +34,7 @@ _LISTED = 1_000  # objects of a quarantine that are listed: one page
 class Level:
     """One queue, or one partition of a topic, at one moment. Sequences and counts are of batches.
 
-    In a log, what waits is what the reader that is furthest behind has not acknowledged.
+    In a log, those batches wait that the reader which is furthest behind has not acknowledged.
     """
 
     queue: str  # the URL of the manifest, as the library's metrics label it

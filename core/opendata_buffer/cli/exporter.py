@@ -4,9 +4,9 @@ The problem: a consumer measures its own lag, so the gauge disappears with the c
 it is silent when it matters most, and an autoscaler that has stopped the last consumer does not
 learn that batches wait.
 
-The idea: a thread per STORE reads the store every few seconds and keeps what it found. A scrape
-prints what is kept. So any number of scrapes cost the store nothing, a store that hangs delays only
-its own thread, and a broken store does not hide the others.
+The idea: a thread per STORE reads the store every few seconds and keeps the result. A scrape prints
+the last result. So any number of scrapes cost the store nothing, a store that hangs delays only its
+own thread, and a broken store does not hide the others.
 
 The format is Prometheus' text format, version 0.0.4. Only gauges are served, so it takes a function
 and no package.
@@ -67,11 +67,11 @@ def exporter(
 ) -> None:
     """Serve metrics of queues and topics to Prometheus, also while no consumer runs.
 
-    Reads each STORE every --interval seconds, and serves what it read last at /metrics: what waits
-    and for how long, for each queue, partition, and reader. Changes nothing, and needs only the
-    right to read and list. The number of requests to a store does not depend on the number of
-    scrapes. If a store does not answer, its gauge buffer_exporter_up is 0, and the others are still
-    served. Runs until it is interrupted; SIGTERM ends it at once with exit code 0.
+    Reads each STORE every --interval seconds, and serves the last result at /metrics: how many
+    batches wait, and for how long, for each queue, partition, and reader. Changes nothing, and
+    needs only the right to read and list. The number of requests to a store does not depend on the
+    number of scrapes. If a store does not answer, its gauge buffer_exporter_up is 0, and the others
+    are still served. Runs until it is interrupted; SIGTERM ends it at once with exit code 0.
     """
     store_options = reach_store(place)
     timeout_s = store_options.timeout_ms / 1000
@@ -126,7 +126,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class _Found:
-    """What the last successful read found."""
+    """The result of the last successful read."""
 
     levels: Sequence[Level]
     at_ms: int
@@ -206,7 +206,7 @@ class Watch:
         self._refused = refused
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what is known of the store now. Makes no request and never waits."""
+        """Yield the last values of the store. Makes no request and never waits."""
         now, began, found = self._runtime.monotonic(), self._began, self._found
         is_late = began is not None and now - began > self._limit_s
         store = {"store": self.url}
@@ -222,7 +222,7 @@ class Watch:
 
 
 def samples_of(watches: Iterable[Watch]) -> Iterator[Sample]:
-    """Yield what is known of all stores now."""
+    """Yield the last values of all stores."""
     for watch in watches:
         yield from watch.samples()
 

@@ -226,6 +226,8 @@ def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> 
 
     With --json prints a line for each reader and partition, or [] if there is none.
     """
+    if name is not None:
+        check_reader_name(name)
     found, faults = _readers_in(target_of(runtime, queue), name)
     if as_json:
         echo_json_lines(map(asdict, found))
@@ -321,6 +323,7 @@ def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any)
     --partition, the reader is deleted only there: it stays a reader of the topic, 'status' warns
     that it is missing from this partition, and 'readers enable' registers it there again.
     """
+    check_reader_name(name)
     target = target_of(runtime, queue)
     for partition in delete_reader(target, name, force=force):
         fields = {"partition": partition, "deleted": name}

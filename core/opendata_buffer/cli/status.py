@@ -21,7 +21,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats import batch as batch_format
 from opendata_buffer.formats import manifest as manifest_format
-from opendata_buffer.formats.batch import largest_object, open_batch, split_records
+from opendata_buffer.formats.batch import check_key, largest_object, open_batch, split_records
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.hints import Surface
 from opendata_buffer.quarantine import metadata_json
@@ -156,6 +156,8 @@ def dump(runtime: Any, /, key: str | None, **queue: Any) -> None:
     of a copy that a repair leaves, or is a segment of a log, it is printed as a manifest. Bytes
     that may not be text are in base64.
     """
+    if key is not None:
+        check_key("key", key)
     target = one_queue(runtime, queue, ConsumerConfig)
     key = target.config.manifest_path if key is None else key
     is_manifest = key.startswith(target.config.manifest_path) or key.endswith(".segment")

@@ -13,6 +13,7 @@ from opendata_buffer.cli import options
 from opendata_buffer.cli.options import NAMES_ONE_QUEUE, Command, Group, command
 from opendata_buffer.cli.target import one_queue, partition_named, target_of
 from opendata_buffer.cli.text import plural
+from opendata_buffer.topic.description import MAX_PARTITIONS
 from opendata_buffer.topic.topic import Topic
 
 
@@ -27,7 +28,7 @@ def topic() -> None:
 
 _total = click.option(
     "--partitions",
-    type=options.POSITIVE,
+    type=click.IntRange(1, MAX_PARTITIONS),
     required=True,
     metavar="N",
     help="Total number of active partitions.",

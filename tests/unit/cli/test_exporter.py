@@ -1,4 +1,4 @@
-"""``exporter``: what it serves, what it costs, and how it behaves when a store does not answer."""
+"""``exporter``: its gauges, its requests, and its behavior when a store does not answer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read(store: MemoryStore, **labels: str) -> dict[str, float]:
     return values(watch, **labels)
 
 
-# ---- What is served
+# ---- Gauges
 
 
 def test_a_queue_that_no_consumer_reads_shows_what_status_shows(
@@ -158,7 +158,7 @@ def test_prometheus_parses_the_text_and_finds_unusual_labels_unchanged() -> None
     ]
 
 
-# ---- What it costs
+# ---- Requests
 
 
 class Counting(MemoryStore):
