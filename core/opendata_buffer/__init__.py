@@ -13,9 +13,9 @@
                 print(record.value, record.metadata)
             batch.ack()
 
-Every public name is here. Errors are imported at once, other modules when one of their names is
-first used: importing Arrow takes 0.2 s, which neither ``--help`` nor Spark's search for data
-sources should pay.
+Every public name is here, or in :mod:`opendata_buffer.admin`. Errors are imported at once, other
+modules when one of their names is first used: importing Arrow takes 0.2 s, which neither
+``--help`` nor Spark's search for data sources should pay.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from opendata_buffer import errors
 from opendata_buffer.errors import *  # noqa: F403  (its __all__, here and below)
 
 if TYPE_CHECKING:
+    from opendata_buffer import admin as admin
     from opendata_buffer.assembly.consumer import Consumer as Consumer
     from opendata_buffer.assembly.producer import Producer as Producer
     from opendata_buffer.assembly.publisher import Publisher as Publisher
@@ -103,6 +104,8 @@ __all__ = sorted([*errors.__all__, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "admin":
+        return import_module(f"{__name__}.admin")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
@@ -111,4 +114,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "admin"})

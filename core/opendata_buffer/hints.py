@@ -405,6 +405,13 @@ class Action(Enum):
         "--retention 1d'. To move a reader on, use 'readers reset'; 'opendata-buffer readers list "
         "{queue}' shows them."
     )
+    CORRECT_RETENTION = Texts(
+        "Use a time such as timedelta(days=7), or a number of bytes. To keep a batch only until "
+        "all readers have acknowledged it, set no retention.",
+        shell="Use 'none', which keeps a batch until all readers have acknowledged it, or a time "
+        "such as 7d, or a size such as 500GB.",
+        spark="Use 'opendata-buffer readers enable {queue} --retention 7d'.",
+    )
     REGISTER_READER = Texts("Register it with 'opendata-buffer readers enable {queue}'.")
     FORGET_READER = Texts(
         "If it will not return, run 'opendata-buffer readers delete {queue} {readers[0]}'."

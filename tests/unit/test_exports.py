@@ -18,7 +18,7 @@ PAGES = (Path(__file__).parents[2] / "docs" / "reference").glob("api*.md")
 LISTED = [
     found
     for page in PAGES
-    if page.name != "api-tools.md"  # whose names are imported from their modules
+    if page.name not in ("api-admin.md", "api-tools.md")  # not names of the root
     for found in re.findall(
         r"^::: (opendata_buffer\.[\w.]+)\.(\w+)$", page.read_text("utf-8"), re.MULTILINE
     )
@@ -31,6 +31,12 @@ PARTITIONERS = {"modulo", "rendezvous", "random"}
 
 def test_all_is_exactly_what_is_documented() -> None:
     assert set(opendata_buffer.__all__) == set(DOCUMENTED) - PARTITIONERS
+
+
+def test_the_page_about_administration_has_all_of_its_names() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "api-admin.md"
+    listed = re.findall(r"^::: opendata_buffer\.admin\.\w+\.(\w+)$", page.read_text(), re.MULTILINE)
+    assert sorted(listed) == opendata_buffer.admin.__all__
 
 
 @pytest.mark.parametrize("name", opendata_buffer.__all__)

@@ -1,1 +1,65 @@
-"""The operations of an operator on queues and topics. The command line is in ``cli``."""
+"""Administer queues, logs, and topics: their readers, retention, partitions, and state.
+
+The functions that are named here are public; the modules below are not. They are loaded when one of
+them is first used. The command line is in ``cli``, and does the same.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opendata_buffer.admin.operations import UNCHANGED as UNCHANGED
+    from opendata_buffer.admin.operations import TrimResult as TrimResult
+    from opendata_buffer.admin.operations import add_partitions as add_partitions
+    from opendata_buffer.admin.operations import create_topic as create_topic
+    from opendata_buffer.admin.operations import delete_reader as delete_reader
+    from opendata_buffer.admin.operations import describe as describe
+    from opendata_buffer.admin.operations import drain_partition as drain_partition
+    from opendata_buffer.admin.operations import enable_log as enable_log
+    from opendata_buffer.admin.operations import list_partitions as list_partitions
+    from opendata_buffer.admin.operations import list_readers as list_readers
+    from opendata_buffer.admin.operations import reset_reader as reset_reader
+    from opendata_buffer.admin.operations import set_retention as set_retention
+    from opendata_buffer.admin.operations import trim_queue as trim_queue
+    from opendata_buffer.admin.readers import LogSettings as LogSettings
+    from opendata_buffer.admin.readers import ReaderStatus as ReaderStatus
+    from opendata_buffer.admin.readers import ResetPlan as ResetPlan
+    from opendata_buffer.admin.status import Status as Status
+    from opendata_buffer.admin.status import TopicStatus as TopicStatus
+
+_NAMES = {
+    "operations": [
+        "UNCHANGED",
+        "TrimResult",
+        "add_partitions",
+        "create_topic",
+        "delete_reader",
+        "describe",
+        "drain_partition",
+        "enable_log",
+        "list_partitions",
+        "list_readers",
+        "reset_reader",
+        "set_retention",
+        "trim_queue",
+    ],
+    "readers": ["LogSettings", "ReaderStatus", "ResetPlan"],
+    "status": ["Status", "TopicStatus"],
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value  # The next access finds it here.
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
+from opendata_buffer.config import check_reader_name
 from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import CorruptData, DataLoss, Drained, InvalidInput
 from opendata_buffer.hints import Action, Hint, QueueName
@@ -67,10 +69,7 @@ def check_limits(**given: int | None) -> None:
         InvalidInput: A retention is 0, or the expiry is less than 10 minutes.
     """
     if 0 in (given.get("retention_ms"), given.get("retention_bytes")):
-        raise InvalidInput(
-            "a retention of 0 keeps nothing: use 'none', which keeps a batch until all readers "
-            "have acknowledged it, or a time such as 7d, or a size such as 500GB"
-        )
+        raise InvalidInput("a retention of 0 keeps nothing", Hint(Action.CORRECT_RETENTION))
     if (given.get("reader_expiry_ms") or LEAST_EXPIRY_MS) < LEAST_EXPIRY_MS:
         raise InvalidInput(
             "the reader expiry is 10 minutes at least: a reader that has nothing to read writes "
@@ -109,6 +108,90 @@ def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
         raise Drained(config.manifest_path)
     # This fences a running consumer (failure F42).
     return enable_readers(store, config, claim, runtime, **given), index is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """A log, with its settings as they are now.
+
+    Attributes:
+        partition: The data prefix of the queue.
+        made: Whether the queue became a log by this call.
+        first_sequence: The oldest batch that is kept.
+        retention_ms: Batches are kept for this time, in milliseconds, even after every reader has
+            acknowledged them; None to keep them no longer than that.
+        retention_bytes: The same as a size, in bytes.
+        reader_expiry_ms: If a reader does not move for this time, in milliseconds, no batches are
+            kept for it any more.
+        registered: Readers of other partitions that this call registered here, and the sequences at
+            which they begin.
+    """
+
+    partition: str
+    made: bool
+    first_sequence: int
+    retention_ms: int | None
+    retention_bytes: int | None
+    reader_expiry_ms: int
+    registered: Mapping[str, int]
+    readers: tuple[str, ...]
+
+
+def enable_logs(target: Target, given: Mapping[str, int | None]) -> list[LogSettings]:
+    """Make logs of a queue, or of all partitions of a topic, including any added meanwhile.
+
+    Args:
+        target: The queue or the topic.
+        given: As for :func:`enable_log`.
+
+    Returns:
+        The logs. Readers that some partitions lacked are registered there.
+    """
+    indexes = dict[str, tuple[LogIndex, bool]]()
+    done, registered = set[str](), dict[str, dict[str, int]]()
+    while new := [queue for queue in target.queues() if queue.prefix not in done]:
+        for queue in new:
+            done.add(queue.prefix)
+            with suppress(Drained):  # A partition that leaves the topic is empty.
+                indexes[queue.prefix] = enable_log(queue, **given)
+        if target.topic is not None:
+            for name, begins in target.topic.register_missing().items():
+                registered[name] = {**registered.get(name, {}), **begins}
+    return [
+        LogSettings(
+            partition=name,
+            made=made,
+            first_sequence=index.floor,
+            retention_ms=index.retention_ms,
+            retention_bytes=index.retention_bytes,
+            reader_expiry_ms=index.reader_expiry_ms,
+            registered=registered.get(name, {}),
+            readers=tuple(sorted({*index.readers, *registered.get(name, {})})),
+        )
+        for name, (index, made) in indexes.items()
+    ]
+
+
+def expired_notes(target: Target, logs: Sequence[LogSettings]) -> list[str]:
+    """Describe the readers that have expired in some partitions and lost batches there.
+
+    Args:
+        target: The topic; without one there is nothing to describe.
+        logs: Its partitions, as :func:`enable_logs` returned them.
+
+    Returns:
+        A sentence for each reader and partition.
+    """
+    if target.topic is None:
+        return []
+    active = target.topic.description.active
+    known = {log.partition: log.readers for log in logs if log.partition in active}
+    return [
+        f"reader {name!r} has expired in {lacking}, and batches that it had not read were deleted. "
+        + str(Hint(Action.RESET_READER_TO_OLDEST, target.name, partition=lacking, readers=(name,)))
+        for name, partitions in missing_readers(known).items()
+        for lacking in partitions
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +366,91 @@ def apply_reset(queue: Target, plan: ResetPlan, view: LogView, where: Place | in
     return planned
 
 
+def reset_readers(
+    target: Target,
+    name: str,
+    where: Callable[[Target], Place | int | None],
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+) -> Iterator[tuple[ResetPlan, LogView]]:
+    """Set a reader, which may be new, in a queue or in all partitions of a topic.
+
+    All partitions are planned before the first is set. A reader that is new to a topic is
+    registered in the partitions where it is not set.
+
+    Args:
+        target: The queue or the topic.
+        name: The reader.
+        where: Returns the place in a queue, or a number of batches to move by. None leaves the
+            reader of that queue alone.
+        force: Set the reader even if it seems to run. Its consumer is fenced.
+        dry_run: Only plan.
+
+    Yields:
+        The plan that was carried out in each queue, and the log as it was then.
+
+    Raises:
+        InvalidInput: The reader seems to run, and ``force`` and ``dry_run`` are off; or a queue
+            does not have its place.
+    """
+    check_reader_name(name)
+    places = [(queue, where(queue)) for queue in existing(target, name)]
+    plans = [
+        (queue, place, *plan_reset(queue, name, place))
+        for queue, place in places
+        if place is not None
+    ]
+    for _, _, plan, _ in plans:
+        if plan.runs and not (force or dry_run):
+            raise InvalidInput(
+                f"reader {name!r} runs: {plan.runs}. Stop it, because a reset fences it: it ends "
+                "with an error.",
+                Hint(Action.FORCE),
+            )
+    for queue, place, plan, view in plans:
+        yield (plan if dry_run else apply_reset(queue, plan, view, place)), view
+    is_new = any(plan.before is None for _, _, plan, _ in plans)
+    if target.topic is not None and is_new and not dry_run:
+        target.topic.register_reader(name)
+
+
+def readers_in(
+    target: Target,
+    name: str | None = None,
+    unreadable: Callable[[CorruptData], None] | None = None,
+) -> tuple[list[ReaderStatus], list[str]]:
+    """Describe the readers of a log, or of all partitions of a topic.
+
+    Args:
+        target: The queue or the topic.
+        name: Return only the reader of this name. Default: all readers.
+        unreadable: As for :func:`readers_of`.
+
+    Returns:
+        The readers, and notes about readers that some partitions lack or that had not read a
+        partition to its end.
+
+    Raises:
+        InvalidInput: No reader has this name, or the queue is not a log.
+    """
+    found: list[ReaderStatus] = []
+    known = dict[str, tuple[str, ...]]()
+    is_known = name is None
+    for queue in existing(target):
+        view = view_of(queue)
+        is_known = is_known or name in view.index.readers
+        found += readers_of(queue, view, name, unreadable)
+        if target.topic is not None and queue.prefix in target.topic.description.active:
+            known[queue.prefix] = view.index.readers
+    if name is not None and not is_known:
+        raise unknown_reader(name, view.index)
+    notes = missing_notes(known, target.name)
+    if target.topic is not None:
+        notes += unread_notes(target.topic.description, target.name)
+    return found, notes
+
+
 def missing_readers(known: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
     """Find the partitions of a topic that lack a reader which other partitions have.
 
@@ -369,8 +537,9 @@ def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str
         found = reader_of(queue, view, name)
         if found.runs and not force:
             raise InvalidInput(
-                f"reader {name!r} runs: {found.who}. Stop it first, or give --force: it ends with "
-                "an error"
+                f"reader {name!r} runs: {found.who}. Stop it first, because it ends with an error "
+                "then.",
+                Hint(Action.FORCE),
             )
     deleted = []
     while held or unread:

@@ -121,3 +121,29 @@ def read_raw(store: Store, key: str) -> bytes | None:
         return read_bytes(store, key, MAX_MANIFEST_BYTES)
     except ObjectNotFound:
         return None
+
+
+def partition_named(given: str | int, topic: Topic) -> str:
+    """Return the full name of a partition, from its name or number.
+
+    This includes a partition that has left the topic: it keeps its unacknowledged batches until
+    they are collected.
+    """
+    known = topic.description
+    return known.left_name(given) if known.has_left(given) else known.resolved(given)
+
+
+def drain_partition(topic: Topic, partition: str | int) -> tuple[str, bool]:
+    """Stop writes to a partition, and remove it from the topic if it is empty. May be repeated.
+
+    Args:
+        topic: The topic.
+        partition: Its name or number.
+
+    Returns:
+        The name of the partition, and whether it has left the topic.
+    """
+    name = partition_named(partition, topic)
+    topic.drain(name)
+    topic.remove_drained()
+    return name, name not in topic.description.names

@@ -6,12 +6,10 @@ An option with the name of a setting is passed to the configuration unchanged.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
-from operator import mul
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -429,48 +427,3 @@ def refuse_together(**given: Any) -> None:
     names = [name for name, value in given.items() if value]
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} cannot be used together")
-
-
-_DURATION = re.compile(r"P?(?:(\d{1,6})D)?T?(?:(\d{1,6})H)?(?:(\d{1,6})M)?(?:(\d{1,9})S)?", re.I)
-
-
-def duration_ms(text: str) -> int:
-    """Parse a duration: ``7d``, ``1d12h``, ``90m``, ``30s``, or ``P7DT12H``.
-
-    Args:
-        text: The value of an option.
-
-    Returns:
-        Milliseconds.
-
-    Raises:
-        InvalidInput: The text is not a duration.
-    """
-    found = _DURATION.fullmatch(text)
-    if found is None or not any(found.groups()):
-        raise InvalidInput(f"invalid duration {text!r}: use one such as 7d, 12h, 90m or 1d12h")
-    counts = [int(each or 0) for each in found.groups()]
-    return sum(map(mul, counts, (86_400_000, 3_600_000, 60_000, 1_000)))
-
-
-_SIZE = re.compile(r"(\d{1,18})(?:([kKMGTP])(i?)B|B)?")
-
-
-def size_bytes(text: str) -> int:
-    """Parse a size such as ``500GB``, ``64MiB`` or ``1000``.
-
-    Args:
-        text: The value of an option.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        InvalidInput: The text is not a size.
-    """
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise InvalidInput(f"invalid size {text!r}: use one such as 500GB, 64MiB or 1000")
-    count, unit, binary = found.groups()
-    power = " KMGTP".index(unit.upper()) if unit else 0
-    return int(count) * int((1024 if binary else 1000) ** power)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import click
 
 from opendata_buffer.admin.readers import (
+    LogSettings,
     ReaderStatus,
-    apply_reset,
     check_limits,
     delete_reader,
-    enable_log,
-    existing,
-    missing_notes,
-    missing_readers,
-    plan_reset,
-    readers_of,
-    unread_notes,
-    view_of,
+    enable_logs,
+    expired_notes,
+    readers_in,
+    reset_readers,
 )
 from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
+from opendata_buffer.admin.units import duration_ms, size_bytes
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import Command, Group
@@ -33,10 +29,7 @@ from opendata_buffer.cli.terminal import reader_table, readers_table, show
 from opendata_buffer.cli.text import confirm, echo_json_lines, format_retention, format_span, plural
 from opendata_buffer.config import check_reader_name
 from opendata_buffer.consumer.place import Place
-from opendata_buffer.errors import CorruptData, Drained, InvalidInput
-from opendata_buffer.hints import Action, Hint
-from opendata_buffer.queue.log_index import LogIndex
-from opendata_buffer.queue.reader_admin import unknown_reader
+from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.runtime import Runtime
 
 MEANS = (
@@ -113,28 +106,13 @@ def enable(
     if plain:
         which = "the queue" if target.topic is None else plural(len(plain), "partition")
         confirm(f"{which} of {target.store.url} will be a log with named readers. {MEANS}", yes)
-    enabled = _enable_all(target, given)
-    for partition, found in enabled.items():
-        _print_enabled(partition, *found, as_json=as_json)
-    if any(made for _, made, _ in enabled.values()):
+    logs = enable_logs(target, given)
+    for log in logs:
+        _print_enabled(log, as_json=as_json)
+    if any(log.made for log in logs):
         click.echo(V1_WARNING, err=True)
-    if target.topic is None:
-        return
-    known = {
-        name: {*index.readers, *registered}
-        for name, (index, _, registered) in enabled.items()
-        if name in target.topic.description.active
-    }
-    for name, partitions in missing_readers(known).items():
-        for lacking in partitions:
-            hint = Hint(
-                Action.RESET_READER_TO_OLDEST, target.name, partition=lacking, readers=(name,)
-            )
-            click.echo(
-                f"warning: reader {name!r} has expired in {lacking}, and batches that it had not "
-                f"read were deleted. {hint}",
-                err=True,
-            )
+    for note in expired_notes(target, logs):
+        click.echo(f"warning: {note}", err=True)
 
 
 def _limits(
@@ -143,59 +121,29 @@ def _limits(
     """Return the limits of a log that were given as options; None for a limit of 'none'."""
     given: dict[str, int | None] = {}
     if retention is not None:
-        given["retention_ms"] = None if retention == "none" else options.duration_ms(retention)
+        given["retention_ms"] = None if retention == "none" else duration_ms(retention)
     if retention_bytes is not None:
-        size = None if retention_bytes == "none" else options.size_bytes(retention_bytes)
+        size = None if retention_bytes == "none" else size_bytes(retention_bytes)
         given["retention_bytes"] = size
     if reader_expiry is not None:
-        given["reader_expiry_ms"] = options.duration_ms(reader_expiry)
+        given["reader_expiry_ms"] = duration_ms(reader_expiry)
     check_limits(**given)
     return given
 
 
-def _print_enabled(
-    partition: str, index: LogIndex, made: bool, registered: dict[str, int], *, as_json: bool
-) -> None:
+def _print_enabled(log: LogSettings, *, as_json: bool) -> None:
     """Print what 'readers enable' did to one queue."""
-    fields = {
-        "partition": partition,
-        "made": made,
-        "first_sequence": index.floor,
-        "retention_ms": index.retention_ms,
-        "retention_bytes": index.retention_bytes,
-        "reader_expiry_ms": index.reader_expiry_ms,
-        "registered": registered,
-    }
-    kept = format_retention(index.retention_ms, index.retention_bytes)
+    fields = asdict(log)
+    del fields["readers"]
+    kept = format_retention(log.retention_ms, log.retention_bytes)
     line = (
-        f"{partition}: {'is a log now' if made else 'is a log'}, from sequence "
-        f"{index.floor:,} on; retention: {kept}; readers expire after "
-        f"{format_span(index.reader_expiry_ms)}"
+        f"{log.partition}: {'is a log now' if log.made else 'is a log'}, from sequence "
+        f"{log.first_sequence:,} on; retention: {kept}; readers expire after "
+        f"{format_span(log.reader_expiry_ms)}"
     )
-    for name, sequence in registered.items():
-        line += f"\n{partition}: registered reader {name}, from sequence {sequence:,} on"
+    for name, sequence in log.registered.items():
+        line += f"\n{log.partition}: registered reader {name}, from sequence {sequence:,} on"
     click.echo(json.dumps(fields) if as_json else line)
-
-
-def _enable_all(
-    target: Target, given: dict[str, int | None]
-) -> dict[str, tuple[LogIndex, bool, dict[str, int]]]:
-    """Make logs of a queue, or of all partitions of a topic, including any added meanwhile.
-
-    Returns:
-        By prefix: the index, whether it is new, and the readers that were registered.
-    """
-    indexes = dict[str, tuple[LogIndex, bool]]()
-    done, registered = set[str](), dict[str, dict[str, int]]()
-    while new := [each for each in target.queues() if each.prefix not in done]:
-        for queue in new:
-            done.add(queue.prefix)
-            with suppress(Drained):  # A partition that leaves the topic is empty.
-                indexes[queue.prefix] = enable_log(queue, **given)
-        if target.topic is not None:
-            for name, begins in target.topic.register_missing().items():
-                registered[name] = {**registered.get(name, {}), **begins}
-    return {name: (*found, registered.get(name, {})) for name, found in indexes.items()}
 
 
 @readers.command("list", cls=Command)
@@ -280,18 +228,8 @@ def reset(
             f"{flags[kind]} is about sequences, and partitions count separately: name one with "
             "--partition"
         )
-    queues = existing(target, name)
-    plans = [plan_reset(queue, name, where) for queue in queues]
-    for plan, _ in plans:
-        if plan.runs and not (force or dry_run):
-            raise Failure(
-                f"reader {name!r} runs: {plan.runs}. Stop it, or give --force, which fences it: it "
-                "ends with an error"
-            )
-    is_new = any(plan.before is None for plan, _ in plans)
-    for queue, (plan, view) in zip(queues, plans, strict=True):
-        if not dry_run:
-            plan = apply_reset(queue, plan, view, where)
+    done = reset_readers(target, name, lambda _: where, force=force, dry_run=dry_run)
+    for plan, view in done:
         if as_json:
             click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
             continue
@@ -305,8 +243,6 @@ def reset(
                 moved = f"{plural(plan.passed, 'batch')} will be passed by"
         would = "would be set" if dry_run else "is set"
         click.echo(f"{plan.partition}: {name} {would}, {before}, to {plan.after:,}; {moved}")
-    if target.topic is not None and is_new and not dry_run:
-        target.topic.register_reader(name)
 
 
 @readers.command(cls=Command)
@@ -342,7 +278,7 @@ def _where(kind: str, value: Any, runtime: Runtime) -> Place | int:
     if kind == "shift_by":
         return int(value)
     if kind == "by_duration":
-        return Place(value, since_ms=runtime.now_ms() - options.duration_ms(value))
+        return Place(value, since_ms=runtime.now_ms() - duration_ms(value))
     start = Place.parse(kind.removeprefix("to_") if value is True else str(value))
     if kind == "to_datetime" and start.since_ms is None:
         raise InvalidInput(f"invalid time {value!r}: use one such as 2026-01-31T03:00:00Z")
@@ -362,21 +298,10 @@ def _readers_in(
     Raises:
         InvalidInput: No reader is called ``name``.
     """
-    found: list[ReaderStatus] = []
     faults: list[CorruptData] = []
-    known = dict[str, tuple[str, ...]]()
-    for queue in existing(target):
-        view = view_of(queue)
-        found += readers_of(queue, view, name, faults.append)
-        if target.topic is not None and queue.prefix in target.topic.description.active:
-            known[queue.prefix] = view.index.readers
-    if name is not None and not (found or faults):
-        raise unknown_reader(name, view.index)
+    found, notes = readers_in(target, name, faults.append)
     if not (found or faults):
         click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
-    notes = missing_notes(known, target.name)
-    if target.topic is not None:
-        notes += unread_notes(target.topic.description, target.name)
     for note in notes:
         click.echo(f"warning: {note}", err=True)
     return found, faults

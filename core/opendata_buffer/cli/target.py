@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from opendata_buffer.admin.target import Target, read_raw
+from opendata_buffer.admin.target import Target, partition_named, read_raw
 from opendata_buffer.cli.options import (
     NAMES_ONE_QUEUE,
     REACH_STORE,
@@ -219,13 +219,3 @@ def _prefix_in_use(store: Store, manifest_path: str) -> str | None:
     found = {prefix_of(each) for each in keys if is_confined(each, folder)} | marked
     found.discard(None)
     return found.pop() if len(found) == 1 else None
-
-
-def partition_named(given: str, topic: Topic) -> str:
-    """Return the full name of a partition, from its name or number.
-
-    This includes a partition that has left the topic: it keeps its unacknowledged batches until
-    they are collected.
-    """
-    known = topic.description
-    return known.left_name(given) if known.has_left(given) else known.resolved(given)

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from opendata_buffer.admin.target import drain_partition
 from opendata_buffer.admin.transactions import abort as end_transactions
 from opendata_buffer.cli import options
 from opendata_buffer.cli.options import NAMES_ONE_QUEUE, Command, Group, command
-from opendata_buffer.cli.target import one_queue, partition_named, target_of
+from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.cli.text import plural
 from opendata_buffer.topic.description import MAX_PARTITIONS
 from opendata_buffer.topic.topic import Topic
@@ -72,10 +73,8 @@ def drain(runtime: Any, /, partition: str, **store: Any) -> None:
     command again.
     """
     opened = Topic.open(_config(runtime, store), runtime=runtime)
-    name = partition_named(partition, opened)
-    opened.drain(name)
-    opened.remove_drained()
-    if name in opened.description.names:
+    name, has_left = drain_partition(opened, partition)
+    if not has_left:
         click.echo(f"{name} drains: it leaves the topic when its batches are read")
     else:
         click.echo(f"{name} has left the topic")
