@@ -10,12 +10,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
-from buffer_source.partition_stream import READ_AHEAD
 from buffer_source.partitions import SourcePartitions, sequence_since, view_of
 from buffer_source.planner import BatchSizes, PartitionBatch, plan_tasks
 from buffer_source.schema import check_schema
 from buffer_source.task import read_partition
-from opendata_buffer.consumer.isolation import MOST_NOTED, ReadCommitted, Repeats
+from opendata_buffer.consumer.isolation import ReadCommitted, Repeats
+from opendata_buffer.consumer.read_only import committed_entries
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.hints import Action, Hint
@@ -132,38 +132,10 @@ def select(
     if options.ending_timestamp_ms is not None:
         until = sequence_since(view, options.ending_timestamp_ms)
 
+    def lost(at: int, oldest: int) -> None:
+        advice = "Another client took them off the manifest."
+        options.report_data_loss(DataLoss(options.queue.manifest_path, at, oldest, advice))
+
     rule = ReadCommitted(options.queue.data_path_prefix, options.isolation)
-    offered: dict[int, BatchDescriptor] = {}
-    wanted: list[int] = []
-
-    def held_back(start: int, stop: int) -> list[tuple[int, str]]:
-        return [(each, offered[each].location) for each in range(start, stop) if each in offered]
-
-    later = set[int]()
-    for entry in _offered(view, begin, min(until, end), rule, options):
-        # The rule must see every entry, also those outside the requested range.
-        offered[entry.sequence] = entry
-        if repeats.first_of(entry) is not None:
-            later.add(entry.sequence)
-        wanted += rule.offer(entry.sequence, entry.location, held_back)
-    return [offered[each] for each in wanted if begin <= each < until and each not in later]
-
-
-def _offered(
-    view: Manifest | LogView, begin: int, until: int, rule: ReadCommitted, options: SourceOptions
-) -> Iterator[BatchDescriptor]:
-    if isinstance(view, Manifest):
-        yield from view.entries()
-        return
-    at = max(view.first_sequence, begin - MOST_NOTED)
-    while at < until or rule.stable_end(at) < at < view.next_sequence:
-        entries = view.entries(at, min(until - at, READ_AHEAD) if at < until else READ_AHEAD)
-        yield from entries
-        if entries:
-            at = entries[-1].sequence + 1
-        else:
-            oldest = max(at + 1, view.available_from(at))
-            advice = "Another client took them off the manifest."
-            options.report_data_loss(DataLoss(options.queue.manifest_path, at, oldest, advice))
-            rule.lost(oldest - 1)
-            at = oldest
+    until = min(until, end)
+    return [*committed_entries(view, begin, until, rule=rule, repeats=repeats, lost=lost)]

@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourcePartitions, view_of
+from opendata_buffer.consumer.batches import OWN
 from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
@@ -67,12 +68,6 @@ COLUMNS: dict[str, Column] = {
     "otel_encoding": Column((StringType,), nullable=True, by_default=False),
 }
 """The columns by name, in the order of a read without ``.schema(...)``."""
-
-OWN = {
-    f"_{name}": name
-    for name in ("sequence", "index", "ingestion_time", "metadata", "location", "partition")
-}
-"""The buffer's columns by the names that they have next to the fields of records."""
 
 _KAFKA_COLUMNS = {
     "key": ["metadata"],

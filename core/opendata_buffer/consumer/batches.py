@@ -259,6 +259,12 @@ class ArrowBatch(DeliveredBatch):
         return decoded.delivered(table, options.mode)
 
 
+OWN = {
+    f"_{name}": name
+    for name in ("sequence", "index", "ingestion_time", "metadata", "location", "partition")
+}
+"""The buffer's columns by the names that they have next to the fields of records."""
+
 _SAMPLE = 1000
 """The number of records that a schema is inferred from."""
 

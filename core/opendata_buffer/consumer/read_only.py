@@ -7,11 +7,11 @@ that the queue's consumer dequeues first is lost to this reader, which raises ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.isolation import Repeats
+from opendata_buffer.consumer.isolation import MOST_NOTED, ReadCommitted, Repeats
 from opendata_buffer.consumer.opening import check_data_loss, count_between
 from opendata_buffer.consumer.position import Cursors
 from opendata_buffer.errors import DataLoss, QueueReset
@@ -25,6 +25,74 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.stored_manifest import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
+
+CHUNK_ENTRIES = 1_024
+"""Entries of a view that :func:`committed_entries` reads at once."""
+
+
+def committed_entries(
+    view: Manifest | LogView,
+    begin: int,
+    until: int,
+    *,
+    rule: ReadCommitted,
+    repeats: Repeats,
+    lost: Callable[[int, int], None],
+) -> Iterator[BatchDescriptor]:
+    """Yield the entries of a range that are to be delivered, from one view of a queue.
+
+    Entries outside of the range are read, too. Those before it help to recognise repeats, and may
+    belong to a transaction that is committed in the range. Those after it are read as long as
+    transactions are undecided. The entries of a log are read in chunks.
+
+    Args:
+        view: The manifest, or everything that a log keeps.
+        begin: The first sequence of the range.
+        until: The sequence after the range, at most the end of the view.
+        rule: Decides which entries are committed. It has seen no entry yet.
+        repeats: Recognises entries whose batch was queued before.
+        lost: Called with the first sequence that is gone and the one at which the queue goes on. It
+            raises an error if that is not allowed.
+
+    Yields:
+        The entries in the order of delivery. A transaction is delivered when it is committed.
+    """
+
+    def replay(start: int, stop: int) -> list[tuple[int, str]]:
+        return [(entry.sequence, entry.location) for entry in _entries_between(view, start, stop)]
+
+    at = view.first_sequence
+    if isinstance(view, LogView):
+        at = max(at, begin - MOST_NOTED)
+    while at < until or rule.stable_end(at) < at < view.next_sequence:
+        left = until - at if at < until else CHUNK_ENTRIES
+        entries = view.entries(at, min(left, CHUNK_ENTRIES))
+        if not entries:
+            oldest = max(at + 1, view.available_from(at))
+            lost(at, oldest)
+            rule.lost(oldest - 1)
+            at = oldest
+            continue
+        for entry in entries:
+            is_repeat = repeats.first_of(entry) is not None
+            for sequence in rule.offer(entry.sequence, entry.location, replay):
+                if sequence == entry.sequence:
+                    if begin <= sequence < until and not is_repeat:
+                        yield entry
+                elif begin <= sequence < until:
+                    # An earlier entry of a transaction, whose name shows that it is not a repeat.
+                    yield from view.entries(sequence, 1)
+        at = entries[-1].sequence + 1
+        repeats.forget_before(at)
+
+
+def _entries_between(view: Manifest | LogView, start: int, stop: int) -> Iterator[BatchDescriptor]:
+    """Yield the entries [start, stop) that still exist."""
+    at = max(start, view.first_sequence)
+    while at < stop:
+        entries = view.entries(at, min(stop - at, CHUNK_ENTRIES))
+        yield from entries
+        at = entries[-1].sequence + 1 if entries else max(at + 1, view.available_from(at))
 
 
 class ReadOnlyReader:

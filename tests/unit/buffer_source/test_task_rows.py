@@ -15,8 +15,9 @@ from pyspark.sql.types import StructType
 
 from buffer_source.planner import PartitionBatch
 from buffer_source.schema import check_schema, default_schema
-from buffer_source.task import MAX_TIME_MS, MIN_TIME_MS, RowBuilder
+from buffer_source.task import RowBuilder
 from opendata_buffer.consumer.fetch import Records
+from opendata_buffer.consumer.rows import MAX_TIME_MS, MIN_TIME_MS
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import ValueOptions
