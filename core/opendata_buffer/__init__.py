@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from opendata_buffer.producer.handles import Durable as Durable
     from opendata_buffer.producer.handles import TopicHandle as TopicHandle
     from opendata_buffer.producer.handles import WriteHandle as WriteHandle
+    from opendata_buffer.reading import read as read
     from opendata_buffer.stores.open import open_store as open_store
     from opendata_buffer.topic.description import Partition as Partition
     from opendata_buffer.topic.description import TopicDescription as TopicDescription
@@ -92,6 +93,7 @@ _NAMES = {
     "formats.manifest": ["BatchDescriptor", "Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
     "producer.handles": ["Durable", "TopicHandle", "WriteHandle"],
+    "reading": ["read"],
     "stores.open": ["open_store"],
     "topic.description": ["Partition", "TopicDescription"],
     "topic.publisher": ["AckIntents"],

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -480,6 +481,30 @@ def test_records_become_columns_as_the_page_about_typed_rows_says(tmp_path: Path
         names: dict[str, Any] = {"batch": consumer.fetch_handle().fetch_arrow(descriptor)}
     exec(line, names | {"schema": pa.schema([("id", pa.int32())])}, names)
     assert names["table"].to_pydict() == {"id": [1, 2]}
+
+
+def test_a_queue_is_looked_into_as_its_page_says(tmp_path: Path) -> None:
+    with Producer(tmp_path) as producer:
+        for number in range(3):
+            producer.produce([b'{"id":%d,"amount":0.5}' % number]).result()
+    names: dict[str, Any] = {}
+    ran = []
+    for block in blocks("docs/how-to/analyze.md", "python"):
+        block = block.replace("s3://bucket/orders", str(tmp_path)).replace(
+            "=40, end=50", "=1, end=3"
+        )
+        tool = re.match(r"import (duckdb|polars|daft|ray)", block)
+        if tool and find_spec(tool[1]) is None:
+            continue
+        exec(block, names)
+        ran.append(names.get("frame"))
+    assert names["table"].num_rows == names["whole"].read_all().num_rows == 3
+    assert names["last_hour"].read_all()["id"].to_pylist() == [0, 1, 2]
+    assert names["some"].read_all()["value"].to_pylist() == [
+        b'{"id":1,"amount":0.5}',
+        b'{"id":2,"amount":0.5}',
+    ]
+    assert len(ran) >= 4
 
 
 def test_a_stream_is_split_as_the_page_about_framings_says(

@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"broker"}),
     frozenset({"topic"}),
     frozenset({"assembly", "admin", "testing"}),
+    frozenset({"reading"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
     frozenset({LIBRARY}),

@@ -126,6 +126,22 @@ class DeliveredBatch(HasRecords):
         """
         self._consumer().ack(self)
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export the batch as an Arrow stream, for ``pa.table(batch)`` and ``pl.DataFrame(batch)``.
+
+        A row has the columns ``value``, ``metadata``, ``sequence``, ``index`` and
+        ``ingestion_time``, and for a batch of a topic ``partition``.
+
+        Args:
+            requested_schema: A schema that the caller would like, as a capsule.
+
+        Returns:
+            A capsule of the Arrow PyCapsule interface.
+        """
+        from opendata_buffer.consumer.rows import rows_of  # Imported late, like Arrow's readers.
+
+        return rows_of(self).__arrow_c_stream__(requested_schema)
+
     def _consumer(self) -> Any:
         if self._owner is None:
             raise InvalidInput(
@@ -212,9 +228,9 @@ class ArrowBatch(DeliveredBatch):
 
         Args:
             schema: The names and types of the fields to read. It may also name the columns
-                ``_sequence``, ``_index``, ``_location``, ``_ingestion_time`` and ``_metadata``, and
-                one for the text of malformed records. None infers the schema from the first 1,000
-                records.
+                ``_sequence``, ``_index``, ``_location``, ``_ingestion_time``, ``_metadata`` and
+                ``_partition``, and one for the text of malformed records. None infers the schema
+                from the first 1,000 records.
             options: How to read the records; JSON by default.
 
         Returns:
@@ -241,10 +257,7 @@ class ArrowBatch(DeliveredBatch):
                     f"batch {self.sequence} has no record that shows which columns there are: name "
                     "them, to_table(pa.schema([('id', pa.int64())]))"
                 )
-        for each in schema:
-            if each.name in _BATCH_COLUMNS and each.type not in _BATCH_COLUMNS[each.name]:
-                types = " or ".join(map(str, _BATCH_COLUMNS[each.name]))
-                raise InvalidInput(f"column {each.name!r} is of type {each.type}: make it {types}")
+        check_batch_columns(schema)
         fields = [each for each in schema if each.name not in _BATCH_COLUMNS]
         decoded = Decoder(pa.schema(fields), options).decode(values)
         if decoded.malformed and options.mode == FAILFAST:
@@ -274,14 +287,31 @@ _BATCH_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "_location": (pa.string(),),
     "_ingestion_time": (pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")),
     "_metadata": (pa.binary(), pa.string()),
+    "_partition": (pa.string(),),
 }
+
+
+def check_batch_columns(schema: pa.Schema) -> None:
+    """Check the types of the columns that come from the batch.
+
+    Args:
+        schema: Fields of records, and columns of the batch.
+
+    Raises:
+        InvalidInput: A column of the batch has another type than it can have.
+    """
+    for column in schema:
+        types = _BATCH_COLUMNS.get(column.name)
+        if types is not None and column.type not in types:
+            use = " or ".join(map(str, types))
+            raise InvalidInput(f"column {column.name!r} is of type {column.type}: make it {use}")
 
 
 def _batch_column(field: pa.Field, batch: ArrowBatch) -> pa.Array:
     """Return a column that comes from the batch instead of from its records."""
     count = len(batch.values)
-    if field.name in ("_sequence", "_location"):
-        value: Any = batch.sequence if field.name == "_sequence" else batch.location
+    if field.name in ("_sequence", "_location", "_partition"):
+        value: Any = getattr(batch, OWN[field.name])
         return pa.repeat(pa.scalar(value, field.type), count)
     if field.name == "_index":
         return pa.array(np.arange(count), field.type)

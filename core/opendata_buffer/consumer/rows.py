@@ -6,7 +6,7 @@ A batch has records, and ranges of records with metadata and a time. A row has t
     location, otel_signal, otel_encoding
 
 Or the columns are the fields of the records, which :class:`.Decoder` reads. Then the other columns
-have names with an underscore (:data:`.OWN`).
+have names with an underscore (:data:`.batches.OWN`).
 
 A :class:`RowBuilder` has one builder for each column. A builder makes one array for each piece, and
 may reuse arrays for later pieces. Small batches are built together: a call of Arrow's reader takes
@@ -20,7 +20,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,9 +30,6 @@ from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Decoder, ValueOptions
-
-if TYPE_CHECKING:
-    from opendata_buffer.consumer.fetch import Records
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +137,34 @@ class Runs:
         return pc.run_end_decode(encoded)
 
 
+class Located(Protocol):
+    """A batch, as far as the columns of its rows show it."""
+
+    @property
+    def sequence(self) -> int:
+        """The batch's position in the queue."""
+
+    @property
+    def location(self) -> str:
+        """The key of the batch object."""
+
+
+class Records(Located, Protocol):
+    """An opened batch; see :class:`.fetch.Records`."""
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+
+    @property
+    def arrays(self) -> Iterator[pa.BinaryArray]:
+        """The records, decoded one array after the other."""
+
+    @property
+    def metadata(self) -> Sequence[Metadata]:
+        """The ranges of records."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive rows of one batch.
@@ -152,7 +177,7 @@ class Piece:
         partition: The name of the batch's partition.
     """
 
-    batch: Records
+    batch: Located
     values: pa.BinaryArray
     runs: Runs
     begin: int
@@ -333,6 +358,26 @@ class RowBuilder:
         return max(begin + 1, end)
 
 
+def rows_of(batch: Any) -> pa.RecordBatchReader:
+    """Return the rows of a delivered batch, with the default columns.
+
+    Args:
+        batch: The batch, whose ``values`` are a list or an Arrow array.
+
+    Returns:
+        The rows.
+    """
+    values = (
+        batch.values if isinstance(batch.values, pa.Array) else pa.array(batch.values, pa.binary())
+    )
+    names = default_columns(partition=bool(batch.partition))
+    schema = pa.schema([(name, COLUMN_TYPES[name]) for name in names])
+    runs = Runs.of(batch.metadata, len(values))
+    pieces = [Piece(batch, values, runs, 0, batch.partition)] if len(values) else []
+    rows = RowBuilder(schema, {name: name for name in names})
+    return pa.RecordBatchReader.from_batches(schema, [rows.build([piece]) for piece in pieces])
+
+
 def _joined(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
@@ -405,11 +450,12 @@ def _payloads(piece: Piece, dtype: pa.DataType) -> list[Any]:
         ) from error
 
 
-def _times(piece: Piece, _: pa.DataType) -> list[Any]:
-    """Return microseconds since the Unix epoch; None for no time or one that Spark cannot hold."""
+def _times(piece: Piece, dtype: pa.DataType) -> list[Any]:
+    """Return the times in the unit of the type; None for no time or one that Spark cannot hold."""
+    unit = 1000 if dtype.unit == "us" else 1
     times = (None if each is None else each.ingestion_time_ms for each in piece.runs.values)
     return [
-        None if ms is None or not MIN_TIME_MS <= ms <= MAX_TIME_MS else ms * 1000 for ms in times
+        None if ms is None or not MIN_TIME_MS <= ms <= MAX_TIME_MS else ms * unit for ms in times
     ]
 
 
@@ -469,6 +515,9 @@ def default_columns(*, partition: bool) -> list[str]:
 
     Args:
         partition: Whether the batches come from a topic.
+
+    Returns:
+        The names, in order.
     """
     names = ["value", "metadata", "sequence", "index", "ingestion_time"]
     return [*names[:2], "partition", *names[2:]] if partition else names
