@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+_LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 _INLINE_CODE = re.compile(r"<code>([^<>\n]+)</code>")
 _COMMANDS = re.compile(r'<div class="language-(?:sh|console) highlight">.*?</div>', re.DOTALL)
 _OPTION = re.compile(r"(?<![\w&-])--?[a-z][\w-]*")
@@ -33,6 +33,7 @@ _CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 def outside_pages() -> dict[str, str]:
     """Path in the repository to path on the site, of pages that are not below ``docs/``."""
     pages = {
+        "README.md": "index.md",
         "CHANGELOG.md": "changelog.md",
         "CONTRIBUTING.md": "contributing.md",
         "SECURITY.md": "security.md",
@@ -53,15 +54,15 @@ def outside_pages() -> dict[str, str]:
 
 
 def page_text(path: str) -> str:
-    """The Markdown of a page that is stored at ``path``; a program is shown as it is.
+    """Return the Markdown of the page at ``path``, with a program in a block of code.
 
-    Search ranks guides above decisions, changelog and programs.
+    Search ranks guides above decisions, the changelog, and programs. The README is the home page.
     """
     text = (ROOT / path).read_text(encoding="utf-8")
     if not path.endswith(".md"):
         language = "python" if path.endswith(".py") else "yaml"
         text = f"# {path}\n\n```{language}\n{text}```\n"
-    return f"---\nsearch:\n  boost: 0.3\n---\n\n{text}"
+    return text if path == "README.md" else f"---\nsearch:\n  boost: 0.001\n---\n\n{text}"
 
 
 def relinked(markdown: str, source: str, target: str) -> str:
@@ -78,9 +79,8 @@ def relinked(markdown: str, source: str, target: str) -> str:
             page = found.removeprefix("docs/")
         if page is None:
             return text
-        return (
-            f"[{text}]({posixpath.relpath(page, posixpath.dirname(target) or '.')}{mark}{anchor})"
-        )
+        page = posixpath.relpath(page, posixpath.dirname(target) or ".")
+        return f"{'!' * match[0].startswith('!')}[{text}]({page}{mark}{anchor})"
 
     parts = _CODE.split(markdown)  # the odd ones are code
     return "".join(part if index % 2 else _LINK.sub(link, part) for index, part in enumerate(parts))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from datetime import date, timedelta
 from typing import Any
@@ -15,21 +13,7 @@ from notebooks.demo import plot
 from notebooks.demo.findings import NAMES, Carrier, Delay, Figure, Proof
 from notebooks.demo.page import Run, interruption, render, tiles
 from notebooks.demo.progress import Mark, MicroBatch, Sample
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-WHY_NOT = "no Chromium to look at the page with: apt-get install chromium"
-
-# It connects only to the page, and leaves nothing behind.
-QUIETLY = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
+from tests.support.browser import chromium, needs_chromium
 
 DAYS = [Delay(date(2013, 1, 1) + timedelta(i), 100, 10.0 + i % 7) for i in range(365)]
 CARRIERS = [Carrier("Frontier & <Sons>", 682, 20.2, 17, 29.4), Carrier("Envoy Air", 9, 1.5, 5, 3)]
@@ -73,9 +57,6 @@ def proof(missing: int = 0) -> Proof:
     return Proof({"EWR": figures, "all": figures})
 
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
-
-
 def page_of(missing: int = 0) -> str:
     return render(RUN, DAYS, CARRIERS, proof(missing), "1.2.3")
 
@@ -89,18 +70,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Start a browser without a network; ``new_page()`` returns a page."""
-    from playwright.sync_api import sync_playwright
-
-    profile = str(tmp_path_factory.mktemp("profile"))
-    with (
-        sync_playwright() as playwright,
-        closing(
-            playwright.chromium.launch_persistent_context(
-                profile, executable_path=CHROMIUM, args=QUIETLY, headless=True, offline=True
-            )
-        ) as context,
-    ):
+    with chromium(tmp_path_factory.mktemp("profile"), offline=True) as context:
         yield context
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import runpy
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,27 @@ def test_the_bundles_job_loads_each_order_once(spark: SparkSession, tmp_path: Pa
     rows = spark.table("loaded_orders").select("id", "amount").collect()
     assert sorted((row.id, row.amount) for row in rows) == [(n, n * 10.0) for n in range(20)]
     spark.sql("DROP TABLE loaded_orders")
+
+
+def test_the_readmes_program_in_spark_runs_as_printed_until_it_is_stopped(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text("utf-8")
+    produces, reads, _ = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    exec(produces.replace("/tmp", str(tmp_path)), {})
+    ran = threading.Thread(target=exec, args=(reads.replace("/tmp", str(tmp_path)), {}))
+    ran.start()
+    try:
+        eventually(lambda: (tmp_path / "orders-table" / "_spark_metadata" / "0").exists())
+        (query,) = spark.streams.active
+        assert query.name == "orders"
+        assert ran.is_alive(), "it waits for more"
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        ran.join(60)
+    rows = spark.read.parquet(str(tmp_path / "orders-table")).collect()
+    assert sorted(row.value for row in rows) == ['{"id": 1}', '{"id": 2}']
 
 
 def test_foreach_batch_writes_each_order_once_to_table_and_queue(

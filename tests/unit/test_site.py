@@ -33,6 +33,16 @@ def test_a_link_leads_to_the_page_of_a_file_or_becomes_plain_text() -> None:
     assert found == "[a](../changelog.md#x) b [c](options.md)\n"
 
 
+def test_the_readme_is_the_home_page_with_its_picture() -> None:
+    home = hook.outside_pages()["README.md"]
+    text = hook.relinked(hook.page_text("README.md"), "README.md", home)
+    assert home == "index.md"
+    assert text.startswith("# opendata-buffer")
+    assert "](figures/data-flow.svg)" in text
+    assert "[Tutorial](tutorial/first-queue.md)" in text
+    assert "](docs/" not in text
+
+
 @pytest.mark.skipif(ZENSICAL is None, reason="no Zensical: pip install zensical")
 def test_zensical_builds_the_site_without_a_warning(tmp_path: Path) -> None:
     """Zensical runs no hooks, so their pages and links are written before."""
