@@ -109,7 +109,13 @@ def __getattr__(name: str) -> Any:
     if name == "admin":
         return import_module(f"{__name__}.admin")
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if not name.startswith("_"):
+            from opendata_buffer.familiar_names import OF_PACKAGE
+
+            if name in OF_PACKAGE:
+                text += f": use {OF_PACKAGE[name]}"
+        raise AttributeError(text, name=name)
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value  # The next access finds it here.
     return value

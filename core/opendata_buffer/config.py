@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from opendata_buffer.arguments import check_fields, checked, wrong_type
 from opendata_buffer.errors import InvalidInput, TransientStorageError
+from opendata_buffer.familiar_names import unknown_setting
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import MAX_PREFIX_BYTES, Compression, check_key
 from opendata_buffer.hints import Setting
@@ -430,7 +431,7 @@ class QueueConfig:
                 raise InvalidInput(f"setting {name!r} was removed: {_INSTEAD[name]}")
             if isinstance(fixed := getattr(cls, name, None), int):
                 raise InvalidInput(f"setting {name!r} was removed, it is {fixed}: leave it out")
-            raise InvalidInput(f"unknown setting {name!r}: use {', '.join(names)}")
+            raise unknown_setting(name, names, [each.name for each in fields(StoreOptions)])
         return object.__new__(cls)
 
     @classmethod

@@ -25,6 +25,7 @@ import opendata_buffer
 from opendata_buffer import errors
 from opendata_buffer.arguments import checked, take_bytes
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.producer.producer import MISSING
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -64,6 +65,10 @@ a hundred thousand of them, so their constructors check nothing. Their methods d
 
 BY_SPARK = {"DefaultSource.simpleStreamReader"}
 """Methods that only the base class of Spark has."""
+
+
+FROM_PYTHON = ("concurrent.futures._base",)
+"""Modules whose classes ours derive from, with methods that are not ours."""
 
 
 class AnyClass:
@@ -143,7 +148,8 @@ def signatures() -> list[Signature]:
                 static = inspect.getattr_static(value, method)
                 static = getattr(static, "__func__", static)
                 called = f"{name}.{method}"
-                if not method.startswith("_") and inspect.isfunction(static):
+                is_own = getattr(static, "__module__", "") not in FROM_PYTHON
+                if not method.startswith("_") and inspect.isfunction(static) and is_own:
                     found.append(None if called in BY_SPARK else signature_of(called, static))
     return [each for each in found if each is not None]
 
@@ -189,7 +195,7 @@ ALSO_ACCEPTED = {
 
 ALSO_CALLED = {
     "config": ("store",),
-    "entries": ("record 0",),
+    "entries": ("record", "two names of one argument"),
     "given": ("partition", "position"),
 }
 """Other words for a parameter in its message."""
@@ -453,7 +459,7 @@ def right(examples: Examples, name: str, parameter: str) -> Any:
         "record": lambda: b"one",
         "reader": lambda: "reader",
         "records": lambda: pa.array([b"1"]),
-        "request": lambda: examples.producer.prepare([b"one"]),
+        "request": lambda: examples.producer._prepare([b"one"]),
         "runtime": SystemRuntime,
         "schema": lambda: None,
         "scheme": lambda: "gs",
@@ -495,10 +501,12 @@ def call(examples: Examples, name: str, arguments: dict[str, Any]) -> Any:
     required = [
         each.name
         for each in inspect.signature(signed).parameters.values()
-        if each.default is each.empty
+        if each.default in (each.empty, MISSING)
         and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
         and each.name not in ("self", *arguments)
     ]
+    if "entries" in arguments and "records" in required:  # two names of one argument
+        required.remove("records")
     given = {each: right(examples, name, each) for each in required} | arguments
     if name == "Splitter":
         function = type(examples.splitter)

@@ -29,6 +29,7 @@ from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.batches import HasRecords
 from opendata_buffer.consumer.fetch import FetchHandle, ReadAhead, or_poison
 from opendata_buffer.consumer.opening import check_reader
+from opendata_buffer.familiar_names import OF_CLAIMED_BATCHES, OF_WORKERS, FamiliarNames
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.not_found import require_queue
 from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime, in_parallel
@@ -194,6 +195,8 @@ class ClaimedBatch(HasRecords):
         delivery_count: How often it was handed out, including this time.
     """
 
+    _instead = OF_CLAIMED_BATCHES
+
     def __init__(
         self, worker: Worker, descriptor: BatchDescriptor, claim: Claim, delivery_count: int
     ) -> None:
@@ -255,7 +258,7 @@ class ClaimedBatch(HasRecords):
             self._worker._finish(self._claim, self._claim.end(how, reason=reason, rest_ms=rest_ms))
 
 
-class Worker(Closeable):
+class Worker(FamiliarNames, Closeable):
     """A worker of a queue that several workers share. Thread-safe, not fork-safe.
 
     ::
@@ -286,6 +289,8 @@ class Worker(Closeable):
             ``config.create_if_missing`` is off.
         StorageError: The store cannot be reached.
     """
+
+    _instead = OF_WORKERS
 
     @checked
     def __init__(

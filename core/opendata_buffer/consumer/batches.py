@@ -12,6 +12,12 @@ import pyarrow as pa
 
 from opendata_buffer.arguments import checked
 from opendata_buffer.errors import InvalidInput, MalformedRecord
+from opendata_buffer.familiar_names import (
+    OF_BATCHES,
+    OF_RECORDS,
+    FamiliarNames,
+    missing_attribute,
+)
 from opendata_buffer.formats.manifest import Metadata
 
 if TYPE_CHECKING:
@@ -34,7 +40,15 @@ class Record(NamedTuple):
     ingestion_time_ms: int | None
 
 
-class HasRecords(ABC):
+if not TYPE_CHECKING:  # A named tuple cannot derive from FamiliarNames.
+
+    def _missing(record, name):
+        raise missing_attribute(record, name, OF_RECORDS)
+
+    Record.__getattr__ = _missing
+
+
+class HasRecords(FamiliarNames, ABC):
     """A batch whose records can be read one by one, each with its range's metadata and time.
 
     ::
@@ -47,6 +61,8 @@ class HasRecords(ABC):
     """
 
     __slots__ = ()
+
+    _instead = OF_BATCHES
 
     values: Sequence[bytes]
     metadata: tuple[Metadata, ...]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from opendata_buffer.arguments import checked
 from opendata_buffer.errors import Closed
+from opendata_buffer.familiar_names import OF_CONSUMERS, FamiliarNames
 from opendata_buffer.runtime import Closeable, Condition, Runtime, wait_for
 
 if TYPE_CHECKING:  # pyarrow takes 0.2 s to import, which a planner does not need
@@ -22,8 +23,10 @@ FIRST_POLL_S, MOST_POLL_S = 0.1, 1.0
 number up to the second."""
 
 
-class BatchLoop(Closeable):
+class BatchLoop(FamiliarNames, Closeable):
     """The methods that get the next batch, for any consumer that knows which batch is ready now."""
+
+    _instead = OF_CONSUMERS
 
     _runtime: Runtime
     _lock: Condition

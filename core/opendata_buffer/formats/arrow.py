@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from opendata_buffer.arguments import wrong_type
+from opendata_buffer.arguments import how_to_get_bytes, wrong_type
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats import MIB, BytesLike, keep_freed_memory, zstd
 from opendata_buffer.formats.batch import (
@@ -160,28 +160,31 @@ _TEXT_OR_BYTES = (
 )
 
 
-def listed(entries: Any) -> Any:
-    """Return the entries of a call as a list, a tuple or an Arrow array.
+def listed(records: Any) -> Any:
+    """Return the records of a call as a list, a tuple or an Arrow array.
 
     Args:
-        entries: The argument of the call.
+        records: The argument of the call. One bytes-like object is one record.
 
     Returns:
         The argument itself if it is a list, a tuple or an Arrow array; otherwise a new list.
 
     Raises:
-        InvalidInput: ``entries`` is not a collection of records.
+        InvalidInput: ``records`` is not a collection of records.
     """
-    if isinstance(entries, list | tuple | pa.Array | pa.ChunkedArray):
-        return entries
-    if isinstance(entries, bytes | bytearray | memoryview | str):
-        raise InvalidInput(
-            f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
-        )
-    # Iterating would take the keys of a mapping, and the elements of a set have no order.
-    if isinstance(entries, type | Mapping | Set) or not isinstance(entries, Iterable):
-        raise wrong_type("entries", entries, "a list of bytes, or an Arrow array")
-    return list(entries)
+    if isinstance(records, list | tuple | pa.Array | pa.ChunkedArray):
+        return records
+    if isinstance(records, bytes | bytearray | memoryview):
+        return [records]
+    if isinstance(records, str):
+        raise wrong_type("records", records, how_to_get_bytes(records))
+    if isinstance(records, Mapping):
+        use = "a list of bytes; encode a dict, e.g. [json.dumps(value).encode()]"
+        raise wrong_type("records", records, use)
+    # The elements of a set have no order.
+    if isinstance(records, type | Set) or not isinstance(records, Iterable):
+        raise wrong_type("records", records, "a list of bytes, or an Arrow array")
+    return list(records)
 
 
 def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memoryview, int]:
@@ -200,7 +203,7 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
     """
     if not isinstance(array, pa.Array | pa.ChunkedArray):
         raise InvalidInput(
-            f"entries is {type(array).__name__}: pass an Arrow array of binary or string"
+            f"records is {type(array).__name__}: pass an Arrow array of binary or string"
         )
     _check_values(array)
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
@@ -236,7 +239,7 @@ def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
     kind = array.type
     if not any(is_kind(kind) for is_kind in _TEXT_OR_BYTES):
         raise InvalidInput(
-            f"entries is an Arrow array of {kind}: pass binary or string, e.g. "
+            f"records is an Arrow array of {kind}: pass binary or string, e.g. "
             "pyarrow.compute.cast(array, 'string') or JSON text"
         )
     if array.null_count:

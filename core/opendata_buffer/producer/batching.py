@@ -29,7 +29,7 @@ Times are passed in, as seconds of the monotonic clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -83,8 +83,16 @@ _PREFIX = 4
 
 _BYTES = {bytes}
 
-Entries: TypeAlias = Sequence[bytes | bytearray | memoryview] | pa.Array | pa.ChunkedArray
-"""The records of one call: bytes-like objects, or an Arrow column of binary or string type."""
+Records: TypeAlias = (
+    bytes
+    | bytearray
+    | memoryview
+    | Iterable[bytes | bytearray | memoryview]
+    | pa.Array
+    | pa.ChunkedArray
+)
+"""The records of one call: bytes-like objects, one of them, or an Arrow column of binary or string
+type."""
 
 Item = bytes | tuple[bytes | memoryview, int]
 """A record or a piece, which one call adds to a buffer.

@@ -23,10 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
-from opendata_buffer.arguments import checked
+from opendata_buffer.arguments import checked, wrong_type
 from opendata_buffer.errors import copied
+from opendata_buffer.familiar_names import OF_HANDLES, missing_attribute
 from opendata_buffer.runtime import Runtime, locked, wait_for
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,22 @@ def _call(callback: Callable[[], object], logged: type[BaseException]) -> None:
 
 Result = TypeVar("Result")
 
+OnDelivery: TypeAlias = Callable[[BaseException | None, Result | None], object]
+"""Called once with an error and None, or with None and the place of the records."""
+
+
+def check_on_delivery(function: object) -> None:
+    """Refuse a callback that is not a function.
+
+    Args:
+        function: The callback of a call.
+
+    Raises:
+        InvalidInput: It cannot be called.
+    """
+    if not callable(function):
+        raise wrong_type("on_delivery", function, "a function of (error, durable)")
+
 
 _FUTURE_ATTRIBUTES = frozenset(vars(Future()))
 
@@ -122,17 +139,20 @@ class Handle(Future[Result], ABC):
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
+    if not TYPE_CHECKING:  # For a type checker, a class with this method has every attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _FUTURE_ATTRIBUTES:
+                raise missing_attribute(self, name, OF_HANDLES)
+            return self._future_attribute(name)
+
+    def _future_attribute(self, name: str) -> Any:
         """Create the attributes of the future when the first one of them is read.
 
         The standard library reads ``_condition``, ``_state`` and ``_waiters``. It looks at the
         state and adds a waiter with the condition held. So the outcome has to be set with the
         condition held, too, which :meth:`_settle` does.
         """
-        if name not in _FUTURE_ATTRIBUTES:
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
         with _becoming_future:
             is_first = _FUTURE_ATTRIBUTES.isdisjoint(vars(self))
             if is_first:
@@ -221,6 +241,20 @@ class Handle(Future[Result], ABC):
             callback: Called with the handle.
         """
         self._when_done(partial(callback, self))
+
+    def _report_to(self, on_delivery: OnDelivery[Result]) -> Self:
+        """Call ``on_delivery`` with the error or the result, and return the handle."""
+
+        def report() -> None:
+            try:
+                landed = self._landed()
+            except BaseException as error:
+                on_delivery(error, None)
+            else:
+                on_delivery(None, landed)
+
+        self._when_done(report)
+        return self
 
     def __await__(self) -> Generator[Any, None, Result]:
         done, wake = wakeable()

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import sys
 from os import PathLike
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from opendata_buffer import errors, metrics
 from opendata_buffer.arguments import checked, take_bytes, wrong_type
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.familiar_names import OF_PRODUCERS, FamiliarNames, unknown_argument
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.messages import parse_uuid
@@ -24,15 +25,21 @@ from opendata_buffer.producer import lifecycle
 from opendata_buffer.producer.batching import (
     PIECE_HELD,
     RECORD_HELD,
-    Entries,
     Item,
     ProduceRequest,
+    Records,
     block_bytes,
     encode_entries,
     encode_list,
 )
 from opendata_buffer.producer.committer import OpenCommitter
-from opendata_buffer.producer.handles import WriteHandle, wakeable
+from opendata_buffer.producer.handles import (
+    Durable,
+    OnDelivery,
+    WriteHandle,
+    check_on_delivery,
+    wakeable,
+)
 from opendata_buffer.producer.sender import Sender
 from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime
@@ -40,6 +47,44 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 NO_METADATA = b""
+
+MISSING: Any = object()
+"""The default of ``records``, which every call has to give."""
+
+
+class NameOfRfc(TypedDict, total=False):
+    """The records of a call under the name that they have in OpenData RFC 0001."""
+
+    entries: Records
+
+
+def given_records(call: str, records: Any, others: dict[str, Any]) -> Any:
+    """Return the records of a call.
+
+    Args:
+        call: The name of the method.
+        records: Its argument ``records``; :data:`MISSING` if there is none.
+        others: Keywords that the method does not have.
+
+    Returns:
+        The records, which may have the name ``entries``.
+
+    Raises:
+        InvalidInput: There are no records, or they are given twice, or there is another keyword.
+    """
+    for name in others:
+        if name != "entries":
+            raise unknown_argument(call, name)
+    if "entries" in others:
+        if records is not MISSING:
+            raise errors.InvalidInput(
+                "entries and records are two names of one argument: give only one of them"
+            )
+        return others["entries"]
+    if records is MISSING:
+        raise errors.InvalidInput(f"{call}() has no records: give a list of bytes")
+    return records
+
 
 MAX_METADATA_BYTES = 1024 * 1024
 """Largest metadata of a call, in bytes. Each append rewrites it while it is in the queue."""
@@ -64,7 +109,7 @@ def check_interpreter() -> None:
         )
 
 
-class Producer(Closeable):
+class Producer(FamiliarNames, Closeable):
     """Accepts records, batches them and puts them into the queue. Thread-safe, not fork-safe.
 
     ::
@@ -89,6 +134,8 @@ class Producer(Closeable):
         PrefixConflict: The data prefix belongs to another queue (failure F7).
         StorageError: The store cannot be reached, or did not answer within ``timeout_ms``.
     """
+
+    _instead = OF_PRODUCERS
 
     @checked
     def __init__(
@@ -151,7 +198,7 @@ class Producer(Closeable):
             handle = self._add(record)
             if handle is not None:
                 return handle
-        return self.accept(self.prepare([record]))
+        return self._accept(self._prepare([record]))
 
     def _add(self, item: Item) -> WriteHandle | None:
         """Add a record or a piece to the open buffer, without a lock; see :mod:`.batching`.
@@ -187,10 +234,13 @@ class Producer(Closeable):
 
     def produce(
         self,
-        entries: Entries,
+        records: Records = MISSING,
         metadata: BytesLike = NO_METADATA,
         transaction: Transaction | None = None,
         message: UUID | None = None,
+        *,
+        on_delivery: OnDelivery[Durable] | None = None,
+        **others: Unpack[NameOfRfc],
     ) -> WriteHandle:
         """Accept records. They keep their order. Blocks while the buffer is full.
 
@@ -200,8 +250,9 @@ class Producer(Closeable):
             print(handle.result(timeout=30).sequence)                        # durable
 
         Args:
-            entries: Bytes-like objects, or an Arrow array of binary or string type, which is
-                encoded without a Python object per record. The caller may reuse them at once.
+            records: Bytes-like objects, or one of them, or an Arrow array of binary or string type,
+                which is encoded without a Python object per record. The caller may reuse them at
+                once.
             metadata: Bytes that the consumer gets with exactly these records; at most 1 MiB.
             transaction: Gives the call a batch of its own with this identity. If it is produced
                 again, by this process or by the one that takes over, a reader with a transaction
@@ -213,6 +264,9 @@ class Producer(Closeable):
                 queue in the order of the calls. The clocks of one producer must rise from call to
                 call, because readers take a lower one for a duplicate. With a message,
                 ``transaction`` only names its writer. A :class:`.Publisher` does all this.
+            on_delivery: Called once, with ``(None, durable)`` or ``(error, None)``. A thread of the
+                producer calls it, as in :meth:`.Handle.add_done_callback`.
+            **others: ``entries``, the RFC's name for ``records``.
 
         Returns:
             A handle that waits until the records are durable.
@@ -226,29 +280,38 @@ class Producer(Closeable):
                 calls are not affected.
             FlushFailed: An earlier transaction failed. Later ones would be taken for repeats.
         """
+        if others or records is MISSING:
+            records = given_records("produce", records, others)  # type: ignore[arg-type]
+        if on_delivery is not None:
+            check_on_delivery(on_delivery)
+            handle = self.produce(records, metadata, transaction, message)
+            return handle._report_to(on_delivery)
         # transaction and message are not keyword-only, which saves 60 ns per call.
         # Compare by identity, so that a 0, an "" or a None is checked like any other value.
         if metadata is NO_METADATA and transaction is None and message is None:
-            kind = type(entries)
+            given: Any = records
+            kind = type(given)
             if kind is list or kind is tuple:
-                if len(entries) == 1:
-                    return self.send(entries[0])
-                item = encode_list(entries)
+                if len(given) == 1:
+                    return self.send(given[0])
+                item = encode_list(given)
                 if item is not None:
-                    handle = self._add(item)
-                    if handle is not None:
-                        return handle
-        return self.accept(
-            self.prepare(entries, metadata, transaction=transaction, message=message)
+                    added = self._add(item)
+                    if added is not None:
+                        return added
+        return self._accept(
+            self._prepare(records, metadata, transaction=transaction, message=message)
         )
 
     async def produce_async(
         self,
-        entries: Entries,
+        records: Records = MISSING,
         metadata: BytesLike = NO_METADATA,
         *,
         transaction: Transaction | None = None,
         message: UUID | None = None,
+        on_delivery: OnDelivery[Durable] | None = None,
+        **others: Unpack[NameOfRfc],
     ) -> WriteHandle:
         """Accept records like :meth:`produce`, without blocking the event loop.
 
@@ -262,10 +325,12 @@ class Producer(Closeable):
         cancelled while it waits is not accepted.
 
         Args:
-            entries: As for :meth:`produce`.
+            records: As for :meth:`produce`.
             metadata: As for :meth:`produce`.
             transaction: As for :meth:`produce`.
             message: As for :meth:`produce`.
+            on_delivery: As for :meth:`produce`.
+            **others: As for :meth:`produce`.
 
         Returns:
             A handle that waits until the records are durable.
@@ -273,13 +338,16 @@ class Producer(Closeable):
         Raises:
             OpenDataBufferError: As :meth:`produce`.
         """
-        return await self.accept_async(
-            self.prepare(entries, metadata, transaction=transaction, message=message)
+        records = given_records("produce_async", records, others)  # type: ignore[arg-type]
+        if on_delivery is not None:
+            check_on_delivery(on_delivery)
+        handle = await self._accept_async(
+            self._prepare(records, metadata, transaction=transaction, message=message)
         )
+        return handle if on_delivery is None else handle._report_to(on_delivery)
 
-    @checked
-    async def accept_async(self, request: ProduceRequest) -> WriteHandle:
-        """Accept a prepared request like :meth:`accept`, without blocking the event loop."""
+    async def _accept_async(self, request: ProduceRequest) -> WriteHandle:
+        """Accept a prepared request as :meth:`_accept` does, without blocking the event loop."""
         while True:
             room, wake = wakeable()
             handle = self._accumulator.accept_now(request, wake)
@@ -287,9 +355,9 @@ class Producer(Closeable):
                 return handle
             await room
 
-    def prepare(
+    def _prepare(
         self,
-        entries: Entries,
+        records: Records,
         metadata: BytesLike = NO_METADATA,
         *,
         transaction: Transaction | None = None,
@@ -298,13 +366,13 @@ class Producer(Closeable):
         """Check and encode a call; the first half of :meth:`produce`. Nothing is accepted yet.
 
         Args:
-            entries: As for :meth:`produce`.
+            records: As for :meth:`produce`.
             metadata: As for :meth:`produce`.
             transaction: As for :meth:`produce`.
             message: As for :meth:`produce`.
 
         Returns:
-            The encoded call, to pass to :meth:`accept`.
+            The encoded call, to pass to :meth:`_accept`.
 
         Raises:
             InvalidInput: As :meth:`produce`.
@@ -319,9 +387,9 @@ class Producer(Closeable):
         if len(metadata) > MAX_METADATA_BYTES:
             raise errors.InvalidInput(
                 f"metadata has {len(metadata)} bytes: use at most {MAX_METADATA_BYTES}; it is "
-                "rewritten with every append. Put large data into the entries."
+                "rewritten with every append. Put large data into the records."
             )
-        block, count = encode_entries(entries)
+        block, count = encode_entries(records)
         most = self._config.max_batch_bytes
         if len(block) > most:
             what, fix = f"{count} records of one call take", "split the call"
@@ -334,23 +402,20 @@ class Producer(Closeable):
             parse_uuid(message)
         return ProduceRequest(block, count, metadata, 0, transaction, message)
 
-    def accept(self, request: ProduceRequest) -> WriteHandle:
+    def _accept(self, request: ProduceRequest) -> WriteHandle:
         """Accept a prepared request; the second half of :meth:`produce`.
 
         Blocks while the buffer is full.
 
         Args:
-            request: The result of :meth:`prepare`.
+            request: The result of :meth:`_prepare`.
 
         Returns:
             The handle of the call.
 
         Raises:
-            InvalidInput: The argument is something else.
             OpenDataBufferError: As :meth:`produce`.
         """
-        if type(request) is not ProduceRequest:
-            raise wrong_type("request", request, "what prepare() returned")
         return self._accumulator.accept(request)
 
     @checked

@@ -31,9 +31,16 @@ from opendata_buffer.topic.description import OFFSET_BASIS, PRIME, fnv1a
 __all__ = ["Keys", "Partitioner", "fnv1a", "modulo", "random", "rendezvous", "split"]
 
 Indices: TypeAlias = npt.NDArray[np.int64]
-Entries: TypeAlias = (
-    pa.Array | pa.ChunkedArray | pa.RecordBatch | Sequence[bytes | bytearray | memoryview]
+Records: TypeAlias = (
+    bytes
+    | bytearray
+    | memoryview
+    | Iterable[bytes | bytearray | memoryview]
+    | pa.Array
+    | pa.ChunkedArray
+    | pa.RecordBatch
 )
+"""Records of one call: see :data:`.batching.Records`; and rows, which Spark's sink divides."""
 
 Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[bytes | str]
 """A column of binary or string type, or a list of bytes and text. Text is hashed as UTF-8."""
@@ -237,8 +244,8 @@ def _hash_chunk(chunk: pa.LargeBinaryArray) -> npt.NDArray[np.uint32]:
 
 
 def split(
-    entries: Entries, keys: Keys, partitions: Sequence[str], partitioner: Partitioner
-) -> dict[str, Entries]:
+    entries: Records, keys: Keys, partitions: Sequence[str], partitioner: Partitioner
+) -> dict[str, Records]:
     """Divide entries among partitions, and keep their order.
 
     This takes one sort and one copy. The parts are of the same kind as the entries.
@@ -263,7 +270,7 @@ def split(
     if not isinstance(entries, pa.RecordBatch):
         entries = listed(entries)
     if len(keys) != len(entries):
-        raise InvalidInput(f"there are {len(keys)} keys for {len(entries)} entries: one each")
+        raise InvalidInput(f"there are {len(keys)} keys for {len(entries)} records: one each")
     if not len(entries):
         return {}
     indices = _checked(partitioner(keys, partitions), len(entries), len(partitions), partitioner)

@@ -9,25 +9,39 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 
 from opendata_buffer.arguments import checked, take_bytes, wrong_type
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
+from opendata_buffer.familiar_names import OF_PRODUCERS, FamiliarNames
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.arrow import listed
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.committer import OpenCommitter
-from opendata_buffer.producer.handles import TopicHandle, WriteHandle
-from opendata_buffer.producer.producer import NO_METADATA, Producer, check_interpreter
+from opendata_buffer.producer.handles import (
+    Durable,
+    OnDelivery,
+    TopicHandle,
+    WriteHandle,
+    check_on_delivery,
+)
+from opendata_buffer.producer.producer import (
+    MISSING,
+    NO_METADATA,
+    NameOfRfc,
+    Producer,
+    check_interpreter,
+    given_records,
+)
 from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parallel, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner, split
+from opendata_buffer.topic.partitioner import Keys, Partitioner, Records, split
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
@@ -249,17 +263,23 @@ class ProducerPool:
             raise Closed("the producer of the topic is closed: make a new one")
 
 
-class ProduceOptions(TypedDict, total=False):
-    """The options of a call, in addition to its entries; see :meth:`TopicProducer.produce`."""
+OnDeliveries: TypeAlias = OnDelivery[dict[str, Durable]]
 
+
+class ProduceOptions(TypedDict, total=False):
+    """The options of a call, in addition to its records; see :meth:`TopicProducer.produce`."""
+
+    entries: Records
+    key: bytes | str | None
     keys: Keys | None
     partitioner: Partitioner | None
     partition: str | int | None
     metadata: BytesLike
+    on_delivery: OnDeliveries | None
 
 
-class TopicProducer(Closeable):
-    """A producer that writes entries to the partitions of a topic. Thread-safe, not fork-safe.
+class TopicProducer(FamiliarNames, Closeable):
+    """A producer that writes records to the partitions of a topic. Thread-safe, not fork-safe.
 
     ::
 
@@ -285,6 +305,8 @@ class TopicProducer(Closeable):
         InvalidInput: The topic does not exist, or a setting or the URL is wrong.
         CorruptData, StorageError: The topic's description cannot be read.
     """
+
+    _instead = OF_PRODUCERS
 
     @checked
     def __init__(
@@ -358,55 +380,66 @@ class TopicProducer(Closeable):
 
     def produce(
         self,
-        entries: Entries,
+        records: Records = MISSING,
         *,
+        key: bytes | str | None = None,
         keys: Keys | None = None,
         partitioner: Partitioner | None = None,
         partition: str | int | None = None,
         metadata: BytesLike = NO_METADATA,
+        on_delivery: OnDeliveries | None = None,
+        **others: Unpack[NameOfRfc],
     ) -> TopicHandle:
-        """Accept entries; those of one key keep their order while the partitions stay the same.
+        """Accept records; those of one key keep their order while the partitions stay the same.
 
         ::
 
             producer.produce([b"a", b"b"], keys=["customer-1", "customer-2"])
 
         Args:
-            entries: Bytes-like objects, or an Arrow array of binary or string type, which is
-                divided and encoded without a Python object per entry. They may be reused at once.
-            keys: One for each entry: an Arrow column of binary or string type, or bytes and text.
-                Without keys all entries of a call go to one partition, and calls go round robin.
+            records: Bytes-like objects, or one of them, or an Arrow array of binary or string type,
+                which is divided and encoded without a Python object per record. They may be reused
+                at once.
+            key: One key for all records of the call.
+            keys: One for each record: an Arrow column of binary or string type, or bytes and text.
+                Without keys all records of a call go to one partition, and calls go round robin.
             partitioner: ``modulo`` (default, the most even), ``rendezvous`` or ``random`` of
                 :mod:`opendata_buffer.topic.partitioner`, or a function of your own. Use the same
                 one for every call, in every process, because the order per key depends on it.
-            partition: Name or number of one partition for all entries, whatever their keys.
-            metadata: Bytes that the consumer gets with the entries, in each partition; at most 1
+            partition: Name or number of one partition for all records, whatever their keys.
+            metadata: Bytes that the consumer gets with the records, in each partition; at most 1
                 MiB.
+            on_delivery: Called once, with None and one :class:`Durable` for each partition, or with
+                the error and None. A thread of a producer calls it, as in
+                :meth:`.Handle.add_done_callback`.
+            **others: ``entries``, the RFC's name for ``records``.
 
         Returns:
             One handle, durable when all parts are.
 
         Raises:
-            InvalidInput: Entries, keys, the partition or the partitioner's indices are wrong, or a
+            InvalidInput: Records, keys, the partition or the partitioner's indices are wrong, or a
                 part exceeds ``max_batch_bytes``. Nothing was accepted.
             StorageError: A partition that is written for the first time could not be reached.
                 Nothing was accepted.
             Closed: The producer was closed, or made before this process was forked.
             KeyboardInterrupt: It is not known which parts of the call were accepted.
         """
-        return self.produce_by(
-            lambda name, producer, call: producer.accept(call),
-            entries,
+        return self._produce_by(
+            lambda name, producer, call: producer._accept(call),
+            given_records("produce", records, others),  # type: ignore[arg-type]
+            key=key,
             keys=keys,
             partitioner=partitioner,
             partition=partition,
             metadata=metadata,
+            on_delivery=on_delivery,
         )
 
     async def produce_async(
-        self, entries: Entries, **options: Unpack[ProduceOptions]
+        self, records: Records = MISSING, **options: Unpack[ProduceOptions]
     ) -> TopicHandle:
-        """Accept entries as :meth:`produce` does, and wait without blocking the event loop.
+        """Accept records as :meth:`produce` does, and wait without blocking the event loop.
 
         ::
 
@@ -417,7 +450,7 @@ class TopicProducer(Closeable):
         waits, some partitions may have accepted their part of it.
 
         Args:
-            entries: As for :meth:`produce`.
+            records: As for :meth:`produce`.
             **options: As for :meth:`produce`.
 
         Returns:
@@ -428,27 +461,31 @@ class TopicProducer(Closeable):
         """
         if self._topic.is_outdated:
             await asyncio.to_thread(self._topic.get)
-        parts = self._parts(entries, **options)
+        on_delivery = options.pop("on_delivery", None)
+        if on_delivery is not None:
+            check_on_delivery(on_delivery)
+        parts = self._parts(records, **options)
         names = list(parts)
         if not self._pool.has(names):
             await asyncio.to_thread(self._pool.open_all, names)
         with self._pool.using(names) as producers:
-            calls = {name: producers[name].prepare(*part) for name, part in parts.items()}
-            handles = {name: await producers[name].accept_async(calls[name]) for name in names}
-        return TopicHandle(handles, self._runtime)
+            calls = {name: producers[name]._prepare(*part) for name, part in parts.items()}
+            handles = {name: await producers[name]._accept_async(calls[name]) for name in names}
+        handle = TopicHandle(handles, self._runtime)
+        return handle if on_delivery is None else handle._report_to(on_delivery)
 
-    def produce_by(
+    def _produce_by(
         self,
         accept: Callable[[str, Producer, ProduceRequest], WriteHandle],
-        entries: Entries,
+        records: Records = MISSING,
         **options: Unpack[ProduceOptions],
     ) -> TopicHandle:
-        """Accept entries as :meth:`produce` does, with a function that accepts each part.
+        """Accept records as :meth:`produce` does, with a function that accepts each part.
 
         Args:
             accept: Called with the partition, its producer and the prepared call, which it passes
-                to :meth:`.Producer.accept`. Returns the handle.
-            entries: As for :meth:`produce`.
+                to :meth:`.Producer._accept`. Returns the handle.
+            records: As for :meth:`produce`.
             **options: As for :meth:`produce`.
 
         Returns:
@@ -457,14 +494,16 @@ class TopicProducer(Closeable):
         Raises:
             OpenDataBufferError: As :meth:`produce`.
         """
-        if not callable(accept):
-            raise wrong_type("accept", accept, "a function")
-        parts = self._parts(entries, **options)
+        on_delivery = options.pop("on_delivery", None)
+        if on_delivery is not None:
+            check_on_delivery(on_delivery)
+        parts = self._parts(records, **options)
         with self._pool.using(list(parts)) as producers:
             # Check all parts before the first one is accepted.
-            calls = {name: producers[name].prepare(*part) for name, part in parts.items()}
+            calls = {name: producers[name]._prepare(*part) for name, part in parts.items()}
             handles = {name: accept(name, producers[name], call) for name, call in calls.items()}
-        return TopicHandle(handles, self._runtime)
+        handle = TopicHandle(handles, self._runtime)
+        return handle if on_delivery is None else handle._report_to(on_delivery)
 
     @checked
     def flush(self, timeout: float | None = None) -> None:
@@ -528,23 +567,33 @@ class TopicProducer(Closeable):
 
     def _parts(
         self,
-        entries: Entries,
+        records: Records = MISSING,
         keys: Keys | None = None,
         partitioner: Partitioner | None = None,
         partition: str | int | None = None,
         metadata: BytesLike = NO_METADATA,
         *,
+        key: bytes | str | None = None,
         sticky: bool = False,
-    ) -> dict[str, tuple[Entries, BytesLike]]:
-        """Return the entries and the metadata of each partition that gets some entries."""
+        **others: Any,
+    ) -> dict[str, tuple[Records, BytesLike]]:
+        """Return the records and the metadata of each partition that gets some records."""
+        records = given_records("produce", records, others)
+        if key is not None and keys is not None:
+            raise InvalidInput(
+                "key and keys are both given: use key for all records of the call, or keys with "
+                "one for each record"
+            )
+        if key is not None and not isinstance(key, str):
+            key = take_bytes("key", key)
         # Check here and not in the producer of each part, because a call may have no parts.
         metadata = take_bytes("metadata", metadata)
         if partitioner is not None and not callable(partitioner):
             raise wrong_type("partitioner", partitioner, "a function such as partitioner.modulo")
         active = self._topic.get().active
         self._pool.keep(active)
-        if not isinstance(entries, pa.RecordBatch):
-            entries = listed(entries)
+        if not isinstance(records, pa.RecordBatch):
+            records = listed(records)
         if partition is not None:
             if not isinstance(partition, str) or partition not in active:
                 partition = self._topic.get().resolved(partition)
@@ -553,13 +602,16 @@ class TopicProducer(Closeable):
                     f"partition is {partition!r}: the topic's partitions that are written are "
                     f"{', '.join(active[:3])}{', ...' if len(active) > 3 else ''}"
                 )
-            parts = {partition: entries}
+            parts = {partition: records}
         elif keys is not None:
-            parts = split(entries, keys, active, partitioner or partitioners.modulo)
+            parts = split(records, keys, active, partitioner or partitioners.modulo)
+        elif key is not None:
+            (name,) = split([b""], [key], active, partitioner or partitioners.modulo)
+            parts = {name: records}
         elif partitioner is not None and partitioner is not partitioners.random:
             name = getattr(partitioner, "__name__", repr(partitioner))
-            raise InvalidInput(f"partitioner {name} maps keys: give keys=, one for each entry")
+            raise InvalidInput(f"partitioner {name} maps keys: give keys=, one for each record")
         else:
             choose = self._sticky_partition if sticky else self._next_partition
-            parts = {choose(active): entries}
+            parts = {choose(active): records}
         return {name: (part, metadata) for name, part in parts.items() if len(part)}

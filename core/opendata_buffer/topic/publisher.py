@@ -49,6 +49,7 @@ from opendata_buffer import errors
 from opendata_buffer.arguments import check_fields, checked
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ProducerConfig
 from opendata_buffer.consumer.batches import DeliveredBatch
+from opendata_buffer.familiar_names import OF_PUBLISHERS, FamiliarNames
 from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.hints import Action, Hint
 from opendata_buffer.messages import (
@@ -63,7 +64,7 @@ from opendata_buffer.messages import (
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.committer import OpenCommitter
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
-from opendata_buffer.producer.producer import Producer, check_interpreter
+from opendata_buffer.producer.producer import MISSING, Producer, check_interpreter
 from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.ownership import claim_for_writing
@@ -71,7 +72,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.partitioner import Entries
+from opendata_buffer.topic.partitioner import Records
 from opendata_buffer.topic.producer import ProduceOptions, TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions import (
@@ -191,7 +192,7 @@ class PublisherTransaction:
         # Note the clock first: after an interruption the batch may be in the partition, and its
         # handle is lost.
         self.clocks[name] = self._clock
-        handle = producer.accept(call)
+        handle = producer._accept(call)
         self._handles.append((name, handle))
         return handle
 
@@ -259,9 +260,9 @@ class TransactionBlock:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
-    def produce(self, entries: Entries, **options: Unpack[ProduceOptions]) -> TopicHandle:
-        """Publish entries in the transaction, as :meth:`Publisher.publish_uncommitted` does."""
-        return self._publisher.publish_uncommitted(entries, **options)
+    def produce(self, records: Records = MISSING, **options: Unpack[ProduceOptions]) -> TopicHandle:
+        """Publish records in the transaction, as :meth:`Publisher.publish_uncommitted` does."""
+        return self._publisher.publish_uncommitted(records, **options)
 
     @checked
     def ack(self, batch: DeliveredBatch) -> None:
@@ -281,7 +282,7 @@ class TransactionBlock:
         self._publisher._process(batch)
 
 
-class Publisher(Closeable):
+class Publisher(FamiliarNames, Closeable):
     """A publisher of messages to the partitions of a topic. A context manager, not fork-safe.
 
     ::
@@ -313,6 +314,8 @@ class Publisher(Closeable):
         OpenDataBufferError: Storage failed, or an earlier transaction could not be ended; open the
             publisher again.
     """
+
+    _instead = OF_PUBLISHERS
 
     @checked
     def __init__(
@@ -436,11 +439,13 @@ class Publisher(Closeable):
             raise
 
     @locked
-    def publish_committed(self, entries: Entries, **options: Unpack[ProduceOptions]) -> TopicHandle:
-        """Publish entries outside of any transaction; they are committed once they are durable.
+    def publish_committed(
+        self, records: Records = MISSING, **options: Unpack[ProduceOptions]
+    ) -> TopicHandle:
+        """Publish records outside of any transaction; they are committed once they are durable.
 
         Args:
-            entries: As for :meth:`.TopicProducer.produce`; each part is a batch of its own.
+            records: As for :meth:`.TopicProducer.produce`; each part is a batch of its own.
             **options: As for :meth:`.TopicProducer.produce`.
 
         Returns:
@@ -452,16 +457,16 @@ class Publisher(Closeable):
         """
         self._check_usable()
         self._clock.update(self._runtime.now_ms())
-        return self._producer.produce_by(self._accept_committed, entries, **options)
+        return self._producer._produce_by(self._accept_committed, records, **options)
 
     @locked
     def publish_uncommitted(
-        self, entries: Entries, **options: Unpack[ProduceOptions]
+        self, records: Records = MISSING, **options: Unpack[ProduceOptions]
     ) -> TopicHandle:
-        """Publish entries in the open transaction; the first ones begin it.
+        """Publish records in the open transaction; the first ones begin it.
 
         Args:
-            entries: As for :meth:`.TopicProducer.produce`. Each part is a batch of its own, which
+            records: As for :meth:`.TopicProducer.produce`. Each part is a batch of its own, which
                 is delivered once the transaction is committed.
             **options: As for :meth:`.TopicProducer.produce`.
 
@@ -481,7 +486,7 @@ class Publisher(Closeable):
                 "the next one"
             )
         with current.one_call():
-            return self._producer.produce_by(current.accept, entries, **options)
+            return self._producer._produce_by(current.accept, records, **options)
 
     @checked
     @locked
@@ -627,7 +632,7 @@ class Publisher(Closeable):
     def _accept_committed(self, name: str, producer: Producer, call: ProduceRequest) -> WriteHandle:
         call.message = build_uuid(self._producer_id, self._clock.tick(), OUTSIDE_TXN)
         self._written.add(name)
-        return producer.accept(call)
+        return producer._accept(call)
 
     def _intents(self, timeout: float | None) -> AckIntents:
         current = self._open

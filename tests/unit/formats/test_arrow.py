@@ -97,7 +97,7 @@ def test_the_error_about_a_null_has_its_row(kind: pa.DataType, row: int) -> None
 def test_other_types_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidInput, match=r"Arrow array of .*: pass binary or string"):
         encode_arrow_block(wrong)
-    with pytest.raises(InvalidInput, match="entries is list"):
+    with pytest.raises(InvalidInput, match="records is list"):
         encode_arrow_block([b"a"])
 
 
@@ -109,18 +109,23 @@ def test_any_ordered_collection_of_records_is_accepted() -> None:
         assert listed(taken) == RECORDS
 
 
-@pytest.mark.parametrize("one", [b"record", bytearray(b"record"), memoryview(b"record"), "text"])
-def test_a_single_record_is_not_accepted_as_a_collection(one: object) -> None:
-    with pytest.raises(InvalidInput, match=f"entries is one {type(one).__name__}: give a list"):
-        listed(one)
+@pytest.mark.parametrize("one", [b"record", bytearray(b"record"), memoryview(b"record")])
+def test_a_single_record_is_accepted_as_a_list_of_one(one: object) -> None:
+    assert listed(one) == [one]
 
 
 @pytest.mark.parametrize(
     ("wrong", "what"),
-    [({b"a": 1}, "of type dict"), ({b"a"}, "of type set"), (list, "the class list"), (7, "7 ")],
+    [
+        ({b"a": 1}, r"of type dict: use a list of bytes; encode a dict"),
+        ({b"a"}, "of type set: use a list of bytes, or an Arrow array"),
+        (list, "the class list"),
+        (7, "7 "),
+        ("text", r"'text' \(str\): use bytes; encode text"),
+    ],
 )
 def test_unordered_collections_and_other_types_are_refused(wrong: object, what: str) -> None:
-    with pytest.raises(InvalidInput, match=f"entries is {what}.*: use a list of bytes, or an Arr"):
+    with pytest.raises(InvalidInput, match=f"records is {what}"):
         listed(wrong)
 
 

@@ -5,14 +5,15 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
 
-from opendata_buffer import Producer, Publisher, TopicProducer, outcomes
+from opendata_buffer import Consumer, Producer, Publisher, TopicProducer, outcomes
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -105,16 +106,13 @@ def test_entries_are_accepted_in_any_form(given: Any) -> None:
     assert records(store) == [b"abc", b"", b"before"]
 
 
-@pytest.mark.parametrize(
-    "wrong", [b"abc", "abc", ["abc"], [None], [b"a", 3], pa.array([b"a", None])]
-)
+@pytest.mark.parametrize("wrong", ["abc", ["abc"], [None], [b"a", 3], pa.array([b"a", None])])
 def test_a_call_with_an_invalid_entry_is_refused_as_a_whole(wrong: Any) -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
         for call in (producer.produce, producer.send):
-            if call == producer.produce or not isinstance(wrong, bytes):
-                with pytest.raises(InvalidInput):
-                    call(wrong)
+            with pytest.raises(InvalidInput):
+                call(wrong)
         producer.produce([b"right"])
     assert records(store) == [b"right"]
 
@@ -445,3 +443,62 @@ def test_f30_exit_closes_every_open_producer_until_it_is_interrupted(
     assert records(store) == records(stores[3]) == [b"a"]
     for producer in producers:
         producer.close()
+
+
+@pytest.mark.parametrize("record", [b"one", bytearray(b"one"), memoryview(b"one")])
+def test_one_record_is_produced_without_a_list(record: Any) -> None:
+    url = f"memory://{uuid4()}"
+    with Producer(url) as producer:
+        producer.produce(record).result(30)
+        producer.produce(record, metadata=b"m").result(30)
+        asyncio.run(producer.produce_async(record)).result(30)
+    with Consumer(url) as consumer:
+        found = [value for _ in range(3) for value in next(consumer).values]
+    assert found == [b"one"] * 3
+
+
+def test_the_name_of_the_rfc_for_the_records_is_accepted() -> None:
+    with Producer(f"memory://{uuid4()}") as producer:
+        assert producer.produce(entries=[b"one"]).result(30).sequence == 0
+        with pytest.raises(InvalidInput, match="entries and records are two names"):
+            producer.produce([b"one"], entries=[b"two"])
+        with pytest.raises(InvalidInput, match="no records: give a list of bytes"):
+            producer.produce()
+
+
+def test_a_delivery_callback_is_called_once_with_the_place_or_the_error() -> None:
+    found: list[Any] = []
+    producer = Producer(f"memory://{uuid4()}", flush_interval_ms=1)
+    handle = producer.produce([b"one"], on_delivery=lambda *given: found.append(given))
+    asyncio.run(producer.produce_async([b"two"], on_delivery=lambda *given: found.append(given)))
+    producer.flush()
+    assert found[0] == (None, handle.result())
+    assert [error for error, _ in found] == [None, None]
+    producer.produce([b"lost"], on_delivery=lambda *given: found.append(given))
+    with suppress(FlushFailed):
+        producer.close(timeout=0)
+    error, durable = found[2]
+    assert (error is None) != (durable is None)
+    assert len(found) == 3
+    with pytest.raises(InvalidInput, match=r"on_delivery is 7 \(int\): use a function of \(error"):
+        producer.produce([b"one"], on_delivery=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("value", r"no argument 'value': pass the records as a list of bytes: produce\(\[value\]"),
+        ("headers", "use metadata"),
+        ("key", "a TopicProducer has them"),
+        ("callback", r"use on_delivery, a function of \(error, durable\)"),
+        ("topic", "the producer's URL names the queue or topic"),
+        ("reocrds", "use records, metadata and on_delivery"),
+    ],
+)
+def test_an_unknown_argument_of_a_call_names_what_to_use(name: str, words: str) -> None:
+    arguments: dict[str, Any] = {name: b"x"}
+    with Producer(f"memory://{uuid4()}") as producer:
+        with pytest.raises(InvalidInput, match=words):
+            producer.produce(**arguments)
+        with pytest.raises(InvalidInput, match=words):
+            asyncio.run(producer.produce_async([b"one"], **arguments))

@@ -187,7 +187,7 @@ def test_the_error_about_a_partitioner_without_valid_indices_names_it(
 
 
 def test_the_numbers_of_keys_and_entries_must_be_equal() -> None:
-    with pytest.raises(InvalidInput, match="2 keys for 1 entries"):
+    with pytest.raises(InvalidInput, match="2 keys for 1 records"):
         split([b"a"], [b"k", b"l"], NAMES, modulo)
     with pytest.raises(InvalidInput, match=r"one bytes: give a list of keys, \[key\]"):
         split([b"a"], b"k", NAMES, modulo)  # type: ignore[arg-type]

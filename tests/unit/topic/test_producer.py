@@ -124,8 +124,6 @@ def test_a_call_with_one_invalid_part_is_refused_as_a_whole() -> None:
             producer.produce([b"x", b"y"], keys=pa.array([b"k", None]))
         with pytest.raises(InvalidInput, match="partitioner modulo maps keys: give keys="):
             producer.produce([b"x"], partitioner=partitioners.modulo)
-        with pytest.raises(InvalidInput, match="one bytes: give a list"):
-            producer.produce(b"x")
         with pytest.raises(InvalidInput):
             producer.send("text", key=b"k")
         with pytest.raises(InvalidInput, match="keys"):
@@ -436,3 +434,34 @@ def test_a_call_that_waits_while_the_pool_closes_opens_no_producer(
         thread.join(WAIT_S)
     assert refused.is_set()
     assert len(factory.made) == 1
+
+
+def test_one_key_for_a_call_chooses_the_same_partition_as_keys_do() -> None:
+    store = MemoryStore()
+    topic_in(store, 4)
+    with TopicProducer(producing(), store=store) as producer:
+        for key in ("customer-7", b"customer-8"):
+            one = producer.produce([b"a", b"b"], key=key).result(WAIT_S)
+            many = producer.produce([b"a", b"b"], keys=[key, key]).result(WAIT_S)
+            assert list(one) == list(many)
+            assert list(producer.produce(b"a", key=key).result(WAIT_S)) == list(one)
+        with pytest.raises(InvalidInput, match="key and keys are both given"):
+            producer.produce([b"a"], key="a", keys=["b"])
+        with pytest.raises(InvalidInput, match="use metadata"):
+            producer.produce([b"a"], headers={})  # type: ignore[call-arg]
+        assert producer.produce(entries=[b"a"], partition=0).result(WAIT_S)
+
+
+def test_the_delivery_callback_of_a_topic_gets_the_places_in_all_partitions() -> None:
+    found: list[Any] = []
+    store = MemoryStore()
+    topic_in(store, 4)
+    with TopicProducer(producing(), store=store) as producer:
+        handle = producer.produce(
+            [b"a"] * 50,
+            keys=[str(n) for n in range(50)],
+            on_delivery=lambda *given: found.append(given),
+        )
+        producer.flush()
+        assert found == [(None, handle.result(0))]
+        assert len(handle.result(0)) > 1

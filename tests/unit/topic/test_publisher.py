@@ -431,7 +431,7 @@ A = b"\1AAAAA"
 
 
 class Refuses:
-    def accept(self, call: ProduceRequest) -> None:
+    def _accept(self, call: ProduceRequest) -> None:
         raise KeyboardInterrupt
 
 
