@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -413,7 +414,7 @@ def test_the_example_of_a_test_runs(tmp_path: Path) -> None:
 def test_records_come_one_by_one_and_from_asyncio_as_the_page_about_services_says(
     tmp_path: Path,
 ) -> None:
-    _, send, serve, _, start, once, service, many = blocks(
+    _, send, serve, _, start, seek, once, service, many = blocks(
         "docs/how-to/python-service.md", "python"
     )
     names: dict[str, Any] = {"records": [b"a", b"b"]}
@@ -436,11 +437,31 @@ def test_records_come_one_by_one_and_from_asyncio_as_the_page_about_services_say
     for _ in range(2):
         run_here(once, tmp_path, **tools)
     assert [each.value for each in written] == [b"d"]
-    ok("readers", "enable", str(tmp_path), "--yes")
+    ok("readers", "enable", str(tmp_path), "--retention", "7d", "--yes")
+    with Producer(str(tmp_path), broker="off") as producer:
+        producer.produce([b"e"])
     names = {"Consumer": Consumer}
     exec(start.replace("s3://bucket/orders", str(tmp_path)), names)
+    names |= {"UTC": UTC, "datetime": datetime, "timedelta": timedelta}
     with names["consumer"] as consumer:
         assert consumer.next_batch() is None
+        exec(seek, names)
+        assert consumer.lag().batches == 1
+
+
+def test_a_log_is_made_and_replayed_from_python_as_its_page_says(tmp_path: Path) -> None:
+    with Producer(str(tmp_path), broker="off") as producer:
+        producer.produce([b"a"])
+    enable, read, replay = blocks("docs/how-to/readers-and-retention.md", "python")
+    run_here(enable, tmp_path)
+    saved: list[Any] = []
+    run_here(read, tmp_path, save=saved.append)
+    assert saved == [b"a"]
+    with Consumer(str(tmp_path), reader="audit", start="latest") as consumer:
+        run_here(replay, tmp_path, consumer=consumer)
+        assert consumer.lag().batches == 1
+    run_here(read, tmp_path, save=saved.append)
+    assert saved == [b"a", b"a"]
 
 
 def test_topics_are_written_and_read_as_their_page_says(tmp_path: Path) -> None:

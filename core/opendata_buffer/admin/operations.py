@@ -1,7 +1,6 @@
 """Administer queues, logs and topics from Python.
 
-These functions do what the command line does, without its questions. Each one opens the store, does
-its work, and returns values::
+The command line calls the same code. But these functions ask no questions, and return values::
 
     from opendata_buffer import admin
 
@@ -212,7 +211,7 @@ def enable_log(
     already, only the settings that are given change.
 
     Stop the consumers of other libraries and of older releases first: they would take batches from
-    all readers, and their collectors would delete what the log keeps.
+    all readers, and their collectors would delete batches of the log.
 
     Args:
         url: The queue or the topic. It must exist.
@@ -284,7 +283,7 @@ def set_retention(
 
 @dataclass(frozen=True, kw_only=True)
 class TrimResult:
-    """What a trim did to one queue.
+    """The effect of a trim on one queue.
 
     Attributes:
         partition: The data prefix of the queue.

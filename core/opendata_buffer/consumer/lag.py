@@ -12,10 +12,12 @@ class Lag:
 
     Attributes:
         batches: How many there are.
-        seconds: Age of the oldest one, by its producer's clock and ours; 0 if there is none. None
-            if its age is unknown.
-        bytes: The size of all of them. The manifest does not have it: None unless there are none.
-        records: Their records. The manifest does not have it: None unless there are none.
+        seconds: Age of the oldest one, by its producer's clock and ours; 0 without batches. None if
+            its age is unknown.
+        bytes: The size of all of them; 0 without batches. Otherwise None, because the manifest does
+            not have it.
+        records: How many records they have; 0 without batches. Otherwise None, because the manifest
+            does not have it.
     """
 
     batches: int

@@ -33,7 +33,7 @@ class TopicPlaces:
         default: Place | None = None,
     ) -> None:
         self.default = default
-        """The place in partitions that were not named; None if nothing was said about them."""
+        """The place in partitions that were not named; None to leave them alone."""
         self.by_partition: dict[str, Place] = {}
         """The places of the partitions that were named, by full name."""
         if not isinstance(given, Mapping):
