@@ -7,7 +7,7 @@ from typing import Any
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.target import Target
 from opendata_buffer.config import ConsumerConfig
-from tests.unit.queue.test_log import URL, LogFixture, read, small
+from tests.support.log_fixture import URL, LogFixture, read, small
 
 __all__ = ["small"]
 

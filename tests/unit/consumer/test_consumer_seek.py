@@ -15,8 +15,8 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import index_key
 from opendata_buffer.queue.reader_positions import position_key, position_object
+from tests.support.log_fixture import LogFixture, read, small
 from tests.unit.consumer.local import LocalQueue
-from tests.unit.queue.test_log import LogFixture, read, small
 from tests.unit.topic.test_consumer_readers import LogTopic, drained, small_segments
 
 __all__ = ["small", "small_segments"]

@@ -14,8 +14,8 @@ from opendata_buffer import DataLoss, InvalidInput, Position
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.reader_admin import register_readers
 from opendata_buffer.queue.reader_positions import position_key
+from tests.support.log_fixture import LogFixture, read, small
 from tests.unit.consumer.local import LocalQueue
-from tests.unit.queue.test_log import LogFixture, read, small
 
 __all__ = ["small"]
 

@@ -13,7 +13,7 @@ from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.gc import GcReport
 from opendata_buffer.queue.log import Log
-from tests.unit.queue.test_log import DAY_S, KEY, WEEK_MS, LogFixture, read, small
+from tests.support.log_fixture import DAY_S, KEY, WEEK_MS, LogFixture, read, small
 
 __all__ = ["small"]
 

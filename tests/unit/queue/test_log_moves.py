@@ -17,7 +17,7 @@ from opendata_buffer.queue import log_moves
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_moves import move_entries
 from opendata_buffer.queue.log_segments import SegmentGone, Segments
-from tests.unit.queue.test_log import Counting, LogFixture, read, small
+from tests.support.log_fixture import Counting, LogFixture, read, small
 
 __all__ = ["small"]
 
@@ -65,7 +65,7 @@ def append_until_killed(fixture: LogFixture) -> set[str]:
 def test_f43_a_mover_that_dies_between_any_two_writes_neither_loses_nor_repeats_an_entry(
     applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.unit.queue.test_log.Counting", Dying)
+    monkeypatch.setattr("tests.support.log_fixture.Counting", Dying)
     killed_in_segment = killed_in_index = 0
     for number in range(15, 40):  # the first moves are among these writes
         fixture = LogFixture()

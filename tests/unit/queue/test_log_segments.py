@@ -26,7 +26,7 @@ from opendata_buffer.queue.log_segments import SegmentGone, Segments
 from opendata_buffer.stores.base import Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.queue.test_log import LogFixture, small
+from tests.support.log_fixture import LogFixture, small
 
 __all__ = ["small"]
 

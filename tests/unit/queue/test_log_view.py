@@ -14,7 +14,7 @@ from opendata_buffer.queue.log_parts import (
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.queue.test_log import LogFixture, small
+from tests.support.log_fixture import LogFixture, small
 
 __all__ = ["small"]
 

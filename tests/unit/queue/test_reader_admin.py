@@ -11,7 +11,7 @@ from opendata_buffer import DataLoss, Fenced, InvalidInput, QueueReset
 from opendata_buffer.admin.readers import readers_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.queue.reader_admin import reset_reader, unregister
-from tests.unit.queue.test_log import WEEK_MS, LogFixture, read, small
+from tests.support.log_fixture import WEEK_MS, LogFixture, read, small
 
 __all__ = ["small"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opendata_buffer.admin.readers import readers_of
 from opendata_buffer.admin.target import Target
-from tests.unit.queue.test_log import DAY_S, LogFixture, read, small
+from tests.support.log_fixture import DAY_S, LogFixture, read, small
 
 __all__ = ["small"]
 

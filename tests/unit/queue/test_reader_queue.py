@@ -19,7 +19,7 @@ from opendata_buffer.admin.rebuild import rebuild_index
 from opendata_buffer.admin.target import Target
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.queue import Queue
-from tests.unit.queue.test_log import DAY_S, KEY, LogFixture, read, small
+from tests.support.log_fixture import DAY_S, KEY, LogFixture, read, small
 
 __all__ = ["small"]
 

@@ -9,7 +9,7 @@ from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_parts import Part
 from opendata_buffer.queue.retention import AHEAD_MS, floor_of, full_since, kept_since
-from tests.unit.queue.test_log import DAY_S, LogFixture, read, small
+from tests.support.log_fixture import DAY_S, LogFixture, read, small
 from tests.unit.queue.test_log_view import view
 
 __all__ = ["small"]
