@@ -10,8 +10,9 @@ from __future__ import annotations
 import html as entities
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -100,6 +101,40 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     sources = {target: source for source, target in outside_pages().items()}
     return relinked(markdown, sources.get(uri, f"docs/{uri}"), uri)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write ``llms.txt``: the pages of the navigation, for programs that read the site."""
+    Path(config.site_dir, "llms.txt").write_text(llms_text(config.nav or [], config), "utf-8")
+
+
+def llms_text(nav: list[Any], config: Any) -> str:
+    """Return the text of ``llms.txt``, in the form of https://llmstxt.org.
+
+    Args:
+        nav: The navigation of ``mkdocs.yml``.
+        config: Has ``site_name`` and ``site_description``.
+
+    Returns:
+        A list of links for each part of the navigation, relative to the root of the site.
+    """
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for item in nav:
+        ((title, pages),) = item.items() if isinstance(item, dict) else [("Pages", item)]
+        found = list(_pages_of(pages, title))
+        lines += ["", f"## {title}", "", *(f"- [{name}]({url or './'})" for name, url in found)]
+    return "\n".join(lines) + "\n"
+
+
+def _pages_of(pages: Any, title: str) -> Iterator[tuple[str, str]]:
+    """Yield the titles and URLs of the pages below a part of the navigation."""
+    if isinstance(pages, str):
+        url = re.sub(r"(index)?\.md$", "", pages)
+        yield title, url if not url or url.endswith("/") else f"{url}/"
+        return
+    for page in pages:
+        ((name, below),) = page.items() if isinstance(page, dict) else [(title, page)]
+        yield from _pages_of(below, name)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
