@@ -286,7 +286,7 @@ _exported(
     "1",
     "Size of the manifest as a share of the size beyond which appends are refused.",
 )
-_exported("queue_refused", "1", "1 if producers or consumers are refused, else 0.")
+_exported("queue_refused", "1", "1 if producers, consumers or workers are refused, else 0.")
 _exported("partition_draining", "1", "1 if the partition leaves its topic, else 0.")
 _exported("quarantined", "{batch}", "Batches in quarantine, as far as one listing shows.")
 _exported("claims_held", "{batch}", "Batches that workers hold.")

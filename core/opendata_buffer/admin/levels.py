@@ -46,10 +46,10 @@ class Level:
     epoch: int = 0
     manifest_bytes: int = 0
     manifest_share: float = 0.0  # of the size beyond which appends are refused
-    refused: str = ""  # why producers and consumers fail; empty if they do not
+    refused: str = ""  # why producers, consumers or workers fail; empty if they do not
     is_measured: bool = True  # False if the manifest cannot be read: all numbers are 0
     readers: tuple[ReaderStatus, ...] = ()
-    claimed: int = 0  # by workers
+    claimed: int | None = None  # by workers; None if that cannot be read
     quarantined: int = 0  # at most 500 or 1,000 are counted
     transactions: int = 0  # that are open
     oldest_transaction_seconds: float = 0.0  # 0 if none is open
@@ -118,10 +118,15 @@ class LevelReader:
         if view is not None:
             unreadable: list[CorruptData] = []
             readers = tuple(readers_of(queue, view, unreadable=unreadable.append))
-            refused = refused or "".join(str(error) for error in unreadable[:1])
+            refused = refused or "".join(error.text(Surface.SHELL) for error in unreadable[:1])
             waiting = max((each.lag for each in readers), default=0)
             oldest_s = max((each.oldest_unread_seconds or 0.0 for each in readers), default=0.0)
-        claims = read_claims(queue)
+        claimed: int | None = None
+        try:
+            claims = read_claims(queue)
+            claimed = 0 if claims is None else claims.held
+        except CorruptData as error:
+            refused = refused or error.text(Surface.SHELL)
         transactions = open_in(manifest, queue.prefix, now_ms)
         return replace(
             known,
@@ -133,7 +138,7 @@ class LevelReader:
             manifest_share=manifest.size / queue.config.max_manifest_bytes,
             refused=refused,
             readers=readers,
-            claimed=0 if claims is None else claims.held,
+            claimed=claimed,
             quarantined=len(quarantined_names(queue.store, queue.prefix, limit=_LISTED)),
             transactions=len(transactions),
             oldest_transaction_seconds=max(

@@ -198,11 +198,11 @@ class Watch:
         self._began = None
 
     def _log_refusals(self, levels: Sequence[Level]) -> None:
-        """Log why producers and consumers of a queue are refused, when that is new."""
+        """Log why producers, consumers or workers of a queue are refused, when that is new."""
         refused = {level.queue: level.refused for level in levels if level.refused}
         for queue, reason in refused.items():
             if self._refused.get(queue) != reason:
-                log.warning("%s: producers or consumers are refused: %s", queue, reason)
+                log.warning("%s: producers, consumers or workers are refused: %s", queue, reason)
         self._refused = refused
 
     def samples(self) -> Iterator[Sample]:
@@ -239,10 +239,12 @@ def _samples_of(level: Level, store: dict[str, str]) -> Iterator[Sample]:
         "queue_refused": bool(level.refused),
         "partition_draining": level.is_draining,
         "quarantined": level.quarantined,
-        "claims_held": level.claimed,
+        "claims_held": level.claimed or 0,
         "transactions_open": level.transactions,
         "oldest_transaction_seconds": level.oldest_transaction_seconds,
     }
+    if level.claimed is None:
+        del values["claims_held"]
     if not level.partition:
         del values["partition_draining"]
     if not level.is_measured:

@@ -113,8 +113,8 @@ def test_a_log_shows_each_reader_and_what_the_slowest_has_not_read(
 ) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
     ok("readers", "enable", url, "--yes")
-    ok("consume", url, "--reader", "fast", "--ack")
     ok("readers", "reset", url, "slow", "--to-sequence", "1")
+    ok("consume", url, "--reader", "fast", "--ack")
     assert read(store)["queue_length"] == 2
     slow, fast = read(store, reader="slow"), read(store, reader="fast")
     assert (slow["reader_lag"], fast["reader_lag"]) == (2, 0)
@@ -293,10 +293,21 @@ def test_a_damaged_partition_does_not_hide_the_others(
     assert values(watch, partition=second)["queue_length"] == 1
     assert values(watch)["exporter_up"] == 1
     (line,) = caplog.messages
-    assert "producers or consumers are refused: " in line
+    assert "producers, consumers or workers are refused: " in line
     store.put(f"{first}/manifest", sound.data)
     watch.read()
     assert values(watch, partition=first)["queue_length"] == 1
+
+
+def test_damaged_claims_stop_workers_and_hide_no_number_of_the_queue(
+    url: str, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(url, [b"a"], [b"b"])
+    store.put("ingest/_claims.json", b"garbage")
+    found = read(store)
+    assert (found["queue_length"], found["queue_refused"]) == (2, 1)
+    assert "claims_held" not in found
+    assert "every batch in the queue is handed out again" in caplog.text
 
 
 def test_an_error_that_is_a_bug_is_reported_and_does_not_end_the_watch(
@@ -315,12 +326,12 @@ def test_an_error_that_is_a_bug_is_reported_and_does_not_end_the_watch(
 
 
 @contextmanager
-def served(text: str) -> Iterator[str]:
-    server = exporter._server("127.0.0.1:0", lambda: text)
+def served(text: str, host: str = "127.0.0.1") -> Iterator[str]:
+    server = exporter._server(f"{host}:0", lambda: text)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"127.0.0.1:{server.server_port}"
+        yield f"{host}:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
@@ -337,6 +348,16 @@ def test_metrics_are_served_and_other_paths_lead_to_them() -> None:
             assert b"/metrics" in answer.read()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://{address}/nothing", timeout=60)
+
+
+def test_an_ipv6_address_in_brackets_is_listened_on() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    with (
+        served("up 1\n", "[::1]") as address,
+        urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer,
+    ):
+        assert answer.read() == b"up 1\n"
 
 
 def test_many_silent_clients_do_not_take_more_threads_than_allowed() -> None:
