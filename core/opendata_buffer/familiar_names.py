@@ -226,7 +226,7 @@ OF_CONSUMERS = _table(
     ("list_topics topics partitions_for_topic list_partitions", _TOPIC),
     ("start run open connect", _MADE),
     ("stop unsubscribe leave shutdown join disconnect", "use close()"),
-    ("metrics", "use OpenTelemetry, or the command 'opendata-buffer status URL'"),
+    ("metrics", "use OpenTelemetry, or the command 'opendata-buffer status STORE'"),
     ("messages records batches stream", _NEXT),
 )  # fmt: skip
 
@@ -248,7 +248,7 @@ OF_PRODUCERS = _table(
     ("stop shutdown terminate disconnect", "use close()"),
     ("join wait", "use flush()"),
     ("qsize pending size", "use buffered_bytes"),
-    ("metrics", "use OpenTelemetry, or the command 'opendata-buffer status URL'"),
+    ("metrics", "use OpenTelemetry, or the command 'opendata-buffer status STORE'"),
 )  # fmt: skip
 
 OF_PUBLISHERS = OF_PRODUCERS | _table(
@@ -269,7 +269,7 @@ OF_WORKERS = _table(
      "use the methods of a batch: ack(), release() and reject()"),
     ("subscribe run start work", "use 'for batch in worker'"),
     ("stop shutdown join", "use close()"),
-    ("qsize empty size lag pending", "the command 'opendata-buffer status URL' shows the backlog"),
+    ("qsize empty size lag pending", "'opendata-buffer status STORE' shows the backlog"),
 )  # fmt: skip
 
 OF_BATCHES = _table(
