@@ -32,6 +32,8 @@ WANTED = {
     "KMS": "operations/permissions/",
     "FAQ": FAQ,
     "troubleshoot": "reference/errors/",
+    "was fenced by epoch": "reference/errors/",
+    "debug": "how-to/debug-a-query/",
     "quickstart": TUTORIAL,
     "Kinesis": FAQ,
     "Auto Loader": FAQ,

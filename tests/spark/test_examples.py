@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -56,6 +57,35 @@ def test_the_readmes_program_in_spark_runs_as_printed_until_it_is_stopped(
         ran.join(60)
     rows = spark.read.parquet(str(tmp_path / "orders-table")).collect()
     assert sorted(row.value for row in rows) == ['{"id": 1}', '{"id": 2}']
+
+
+@pytest.mark.skipif(
+    pyspark.__version__ < "4.1", reason="this Spark has no table of the workers' logs"
+)
+def test_a_query_is_debugged_as_its_page_says(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (EXAMPLES.parent / "docs/how-to/debug-a-query.md").read_text("utf-8")
+    progress, logs = (
+        code.replace("s3://bucket/orders", str(tmp_path))
+        for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    )
+    produce(str(tmp_path), [orders(range(5))])
+    try:
+        exec(logs, {"spark": spark})
+    finally:
+        spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
+    printed = capsys.readouterr().out
+    assert re.search(r"ts *\|level *\|logger *\|msg", printed)
+    source = spark.readStream.format("opendata-buffer").load(str(tmp_path))
+    query = source.writeStream.format("noop").start()
+    try:
+        query.processAllAvailable()
+        eventually(lambda: query.lastProgress and query.lastProgress.sources[0].latestOffset)
+        exec(progress, {"query": query})
+    finally:
+        query.stop()
+    assert re.fullmatch(r"\d+ \d+", capsys.readouterr().out.strip())
 
 
 def test_foreach_batch_writes_each_order_once_to_table_and_queue(

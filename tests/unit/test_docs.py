@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 from collections.abc import Iterator
@@ -135,6 +136,31 @@ def test_exactly_the_existing_errors_are_explained() -> None:
     groups = {"OpenDataBufferError", "StorageError", "CorruptData", "PoisonBatch"}
     assert named & set(errors.__all__) >= set(errors.__all__) - groups
     assert named - set(errors.__all__) <= {"Transaction"}
+
+
+def messages() -> str:
+    """Return all texts in the sources, a line each, with an ellipsis for each value in them."""
+    found = []
+    for path in (
+        p for top in ("core", "buffer_source", "buffer_sink") for p in (ROOT / top).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\n".join(text.replace("\n", " ") for text in found)
+
+
+def test_the_headings_of_troubleshooting_are_messages_of_the_code() -> None:
+    page = text_of("docs/reference/errors.md").split("## Messages of Spark")[0]
+    headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
+    assert len(headings) > 18
+    text = messages()
+    for heading in headings:
+        parts = [re.escape(part.strip()) for part in heading.split("…")]
+        assert re.search(".*".join(parts), text), heading
 
 
 def test_every_metric_is_explained_with_its_kind_unit_and_attributes() -> None:
