@@ -364,6 +364,9 @@ class Follower:
             self._cluster.log(f"{self.name} did not move to {to}: {error}")
             return False
         self.unsure.discard(consumer.epoch)
+        if self._cluster.model.unsure.get(self.name) == node.name:
+            # It is confirmed: no collector may raise the floor past the new place any more.
+            del self._cluster.model.unsure[self.name]
         self.seeks += 1
         self.start = max(self.start, ((consumer.epoch, seeks), to))
         return True

@@ -313,7 +313,8 @@ Acknowledge(r) ==
 Log_4 == <<manifest, objects, deleted, producer, mover, run, collector, told>>
 
 \* The position is written first, which fences a running reader. The reset is confirmed only after
-\* the index was written.
+\* the index was written. A seek of the running reader writes the same objects in the same order,
+\* but keeps its epoch; the simulation has it (tests/simulation/test_log.py), this module does not.
 \* core/opendata_buffer/queue/reader_admin.py: reset_reader
 SetBack ==
     /\ resetter.at = "off" /\ counts.resets < Resets

@@ -283,7 +283,11 @@ class ReaderQueue:
         def decide(before: ReaderPosition | None) -> ReaderPosition:
             found = self._own(before)
             self.check_epoch(found, epoch)
-            return replace(found, next=sequence, moved_ms=self._runtime.now_ms())
+            # The position keeps its epoch, so after a seek back it could have the bytes of an
+            # earlier one. On a store whose version is a hash of the bytes, a delayed
+            # acknowledgement from before the seek would then be applied.
+            moved_ms = max(self._runtime.now_ms(), found.moved_ms + 1)
+            return replace(found, next=sequence, moved_ms=moved_ms)
 
         return self._write(decide)
 

@@ -160,6 +160,19 @@ def test_a_reader_whose_place_the_collector_deleted_first_stays_where_it_was() -
     assert read(reader) == [*range(30, 40)]
 
 
+def test_a_position_never_has_the_bytes_of_an_earlier_one_after_a_seek(log: LogFixture) -> None:
+    """The clock stands still, and S3 compares versions by a hash of the bytes."""
+    key = position_key(log.config, "reader")
+    seen = []
+    reader = log.reader("reader")
+    for _ in range(3):
+        reader.seek(5)
+        seen.append(log.store.get(key).data)
+        reader.seek(7)
+        seen.append(log.store.get(key).data)
+    assert len(seen) == len({*seen})
+
+
 def test_a_seek_that_failed_can_be_repeated(
     log: LogFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
