@@ -394,7 +394,9 @@ class Action(Enum):
         "readers list {queue}' shows the readers that it has.",
     )
     ENABLE_READERS = Texts(
-        "'opendata-buffer readers enable {queue}' makes it one, and says what changes."
+        "'opendata-buffer readers enable {queue}' or admin.enable_log() makes it one.",
+        shell="'opendata-buffer readers enable {queue}' makes it one, and says what changes.",
+        spark="'opendata-buffer readers enable {queue}' makes it one, and says what changes.",
     )
     KEEP_RECORDS = Texts(
         "To keep them for other readers and for replays, make a log: 'opendata-buffer readers "

@@ -83,7 +83,7 @@ def test_a_queue_becomes_a_log_whose_readers_are_listed_replayed_and_deleted(url
 
 
 def test_the_settings_of_a_log_change_one_by_one(url: str) -> None:
-    with pytest.raises(InvalidInput, match="is not a log"):
+    with pytest.raises(InvalidInput, match=r"is not a log.* admin.enable_log\(\) makes it one"):
         admin.set_retention(url, retention="1d")
     admin.enable_log(url, retention="7d", retention_bytes=1_000)
     (changed,) = admin.set_retention(url, retention=timedelta(days=1))
