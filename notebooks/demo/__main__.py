@@ -29,12 +29,12 @@ from notebooks.demo.s3 import is_real, local_s3
     help="Buffer in a topic of 4 partitions, by carrier, instead of a queue.",
 )
 @click.option("--fresh", is_flag=True, help="Delete what an earlier run left and start over.")
-@click.option("--seconds", default=60.0, show_default=True, help="Time to replay the year in.")
+@click.option("--seconds", default=35.0, show_default=True, help="Time to replay the year in.")
 @click.option(
     "--pause",
-    default=6.0,
+    default=4.0,
     show_default=True,
-    help="How many seconds the query is stopped for in the middle; 0 is not at all.",
+    help="How many seconds Spark is dead for in the middle; 0: do not kill it.",
 )
 @click.option(
     "--output",
@@ -46,8 +46,9 @@ from notebooks.demo.s3 import is_real, local_s3
 def main(s3: bool, topic: bool, fresh: bool, seconds: float, pause: float, output: Path) -> None:
     """Replay 336,776 flights through a buffer into Spark and prove that each arrived once.
 
-    The replay starts when Spark has its first batch. In the middle the query is stopped for some
-    seconds: the buffer keeps what comes meanwhile. Stop the demo with Ctrl-C and start it again:
+    The replay starts when Spark has its first batch. In the middle Spark is killed (SIGKILL), and
+    started again after some seconds: the buffer keeps what comes meanwhile. Stop the demo with
+    Ctrl-C and start it again:
     it resumes. Only moto keeps its state in memory, and each run on it starts over.
     """
     console = Console()

@@ -32,7 +32,7 @@ PALETTE = {
 """Colours on white. Text uses only ``ink``, ``soft``, ``weeks``, ``backlog`` or ``lag``."""
 
 READY = "Spark ready"
-STOPPED = "Spark stopped"
+STOPPED = "Spark killed"
 AGAIN = "started again"
 CAUGHT_UP = "caught up"
 
@@ -61,7 +61,7 @@ _STYLE = {
 }
 
 
-LINES = 4
+LINES = 5
 """Lines for the names of marks, at the top of a chart."""
 
 
@@ -154,19 +154,18 @@ def _draw_run(
     lower.set_xlabel("seconds since the start")
     for axes in (upper, lower):
         axes.set_xlim(0, end)
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1.0) * (1.0 if narrow else 1.45))
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.0) * (1.9 if narrow else 1.45))
         for begin, until in away(marks, end):
             axes.axvspan(begin, until, color=PALETTE["away"], zorder=0, linewidth=0)
         for each in marks:
             axes.axvline(each.seconds, color=PALETTE["soft"], linewidth=1, linestyle=(0, (2, 2)))
-    if not narrow:
-        _name(upper, marks, end)
+    _name(upper, marks, end, narrow=narrow)
 
 
-def _name(axes: Any, marks: Sequence[Mark], end: float) -> None:
+def _name(axes: Any, marks: Sequence[Mark], end: float, *, narrow: bool) -> None:
     """Write the names of marks at the top, each on the first line where it hides no other name."""
     lines: list[list[tuple[float, float]]] = [[] for _ in range(LINES)]
-    height, width = axes.get_ylim()[1], 0.0125 * end
+    height, width = axes.get_ylim()[1], (0.024 if narrow else 0.0125) * end
     for each in marks:
         length = width * len(each.name)
         fits = each.seconds + length < end

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
@@ -51,6 +53,25 @@ def session(log: Path) -> SparkSession:
             .config("spark.sql.session.timeZone", "UTC")
             .getOrCreate()
         )
+
+
+def kill(log: Path) -> None:
+    """Kill Spark's JVM with SIGKILL, and let the next :func:`session` start another one.
+
+    Spark has no function for this, because a session does not outlive its JVM. So the attributes
+    by which pyspark finds the JVM are reset.
+
+    Args:
+        log: The file for what pyspark logs about the end of its JVM.
+    """
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    # A call that waits for an answer of the JVM logs that there is none, by the root logger.
+    logging.getLogger().addHandler(logging.FileHandler(log))
+    gateway.proc.kill()
+    gateway.proc.wait()
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def start(

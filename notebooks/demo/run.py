@@ -104,7 +104,7 @@ def _tell(places: Places, console: Console) -> findings.Proof:
 
 
 class Course:
-    """The steps of a run: start Spark, replay the year, stop and restart Spark in the middle."""
+    """The steps of a run: start Spark, replay the year, kill and restart Spark in the middle."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Course:
         self._ahead.append((self._is_durable, "all durable", "every flight is in the buffer"))
         if pause and self._counters.samples[-1].durable < self._counters.total / 2:
             self._await("replaying", self._is_half)
-            self._pause(spark, pause)
+            self._pause(pause)
         self._await("replaying", self._is_durable)
         self._await("Spark reads what is left", self._has_all)
         # Records that should not exist would arrive now.
@@ -184,12 +184,20 @@ class Course:
             raise Failed(f"{status} failed: {error}\nsee {self._log}")
         return made.result()
 
-    def _pause(self, spark: SparkSession, seconds: float) -> None:
-        """Stop the query during the replay, like a restart or an upgrade does."""
-        self._screen.mark(plot.STOPPED, "in the middle of a micro-batch. The producers go on")
-        self._stop()
+    def _pause(self, seconds: float) -> None:
+        """Kill Spark during the replay, and start another one."""
+        from notebooks.demo import query
+
+        assert self._stream is not None
+        self._counters.micro_batches += micro_batches(self._starts, self._stream.recentProgress)
+        self._stream = None
+        query.kill(self._log)
+        self._screen.mark(
+            plot.STOPPED, "by SIGKILL, in the middle of its work. The producers go on"
+        )
         end = time.monotonic() + seconds
-        self._await("Spark is stopped, producers go on", lambda: time.monotonic() >= end)
+        self._await("Spark is dead, producers go on", lambda: time.monotonic() >= end)
+        spark = self._session()
         waited = self._counters.samples[-1]
         self._screen.mark(
             plot.AGAIN, f"from its checkpoint, while {waited.backlog:,} rows wait in the buffer"

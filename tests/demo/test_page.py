@@ -80,7 +80,7 @@ def test_the_tiles_measure_the_buffer_and_not_the_pace_of_the_replay() -> None:
         "durable after": "110 ms",
         "planning": "15 ms",
         "catching up": "20,000 rows/s",  # 80,000 rows in 4 s
-        "interruption": "6 s",
+        "outage": "6 s",
         "micro-batches": "12",
         "time": "60 s",
     }
@@ -89,7 +89,7 @@ def test_the_tiles_measure_the_buffer_and_not_the_pace_of_the_replay() -> None:
 def test_the_report_of_an_uninterrupted_run_mentions_no_interruption() -> None:
     unbroken = replace(RUN, marks=[MARKS[0], MARKS[-1]], durable_ms=[], micro_batches=[])
     assert [tile.name for tile in tiles(unbroken)] == ["micro-batches", "time"]
-    assert "stopped" not in render(unbroken, DAYS, CARRIERS, proof(), "1").split("<main>")[0]
+    assert "killed" not in render(unbroken, DAYS, CARRIERS, proof(), "1").split("<main>")[0]
 
 
 def test_the_report_describes_the_interruption_and_the_resumption() -> None:
@@ -98,7 +98,12 @@ def test_the_report_describes_the_interruption_and_the_resumption() -> None:
     assert (told.stopped, told.again, told.caught_up) == (30.0, 36.0, 55.0)
     assert told.produced == 45_000, "6 s at 7,500 rows/s"
     assert told.waiting == 60_000
-    assert "the buffer kept 45,000 more rows" in page_of()
+    text = " ".join(page_of().split())
+    assert "60,000 rows waited in the buffer" in text
+    assert "killed" in text
+    assert "SIGKILL" in text
+    assert text.index(">The proof<") < text.index(">This run in figures<")
+    assert "opendata-buffer produce s3://YOUR-BUCKET/try" in text
 
 
 def test_the_page_needs_no_other_file_and_escapes_text() -> None:
@@ -113,7 +118,7 @@ def test_the_report_of_a_run_that_lost_a_record_says_so_and_shows_both_figures()
     text = page_of(missing=1)
     assert "Not every record arrived once" in text
     assert "Every record arrived once, unchanged" not in text
-    assert '<td class="bad">336775 (not 336,776)</td>' in text
+    assert '<td class="bad" data-name="rows">336775 (not 336,776)</td>' in text
 
 
 @needs_chromium
@@ -135,7 +140,7 @@ def test_a_browser_shows_the_verdict_the_charts_and_the_proof(browser: Any, repo
         box = charts.nth(index).bounding_box()
         assert box["width"] > 600
         assert box["height"] > 200
-    for name in ("Spark ready", "Spark stopped", "started again", "mean of seven days", "100,000"):
+    for name in ("Spark ready", "Spark killed", "started again", "mean of seven days", "100,000"):
         assert page.locator("figure svg:visible text", has_text=name).first.is_visible()
     page.get_by_text("The means of seven days as a table").click()
     assert page.get_by_role("rowheader", name="2013-12-24").is_visible()

@@ -42,8 +42,8 @@ def test_the_page_of_a_class_names_every_setting(built: Path, page: str, config:
 @needs_chromium
 def test_the_picture_keeps_its_white_ground_in_dark_mode(browser: Any, site: str) -> None:
     page = browser.new_page()
-    page.emulate_media(color_scheme="dark")
     page.goto(site)
+    page.evaluate("document.body.setAttribute('data-md-color-scheme', 'slate')")
     picture = page.locator(".md-typeset img[src$='data-flow.svg']")
     picture.wait_for()
     assert picture.evaluate("image => getComputedStyle(image).filter") == "none"
