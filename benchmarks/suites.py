@@ -28,6 +28,7 @@ PLAIN: dict[str, Call] = {
     "topics/processes": ("topics.process_rows",),
     "broker": ("broker.rows",),
     "consumer": ("consumer.rows",),
+    "read": ("read.rows",),
     "log": ("log.rows",),
     "commands": ("commands.rows",),
     "s3": ("consumer.s3_rows",),
@@ -65,8 +66,8 @@ GROUPS = {
 
 OLD_NAMES = {"oncall": "commands"}
 DEFAULT = (
-    "codec", "producers", "pace", "topics", "broker", "consumer", "log", "commands", "s3", "cost",
-    "spark",
+    "codec", "producers", "pace", "topics", "broker", "consumer", "read", "log", "commands", "s3",
+    "cost", "spark",
 )  # fmt: skip
 """The suites of ``./run bench`` without arguments. The other ones take half an hour each, download
 Kafka, or are parts of these."""

@@ -22,7 +22,7 @@ from tools.servers import FAKE_GCS, VERSITYGW
 ROOT = Path(__file__).parents[2]
 MODULES = {f"benchmarks.{path.stem}": path for path in (ROOT / "benchmarks").glob("*.py")}
 
-IN_ONE_PROCESS = ("codec", "producers", "consumer", "log", "commands", "growth")
+IN_ONE_PROCESS = ("codec", "producers", "consumer", "read", "log", "commands", "growth")
 BETWEEN_PROCESSES = (
     "topics/processes",
     "broker",
