@@ -34,7 +34,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
 from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig, TopicConsumer
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import collect
+from opendata_buffer.admin.trimming import collect
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry

@@ -17,11 +17,11 @@ use it up.
 from __future__ import annotations
 
 import builtins
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
-from inspect import iscoroutinefunction
 from numbers import Real
 from os import PathLike
 from types import UnionType
@@ -46,7 +46,12 @@ _NAMES: dict[Any, str] = {
     BinaryIO: "a binary file",
     PathLike: "a URL or path such as 's3://bucket/orders'",
     bool: "true or false",
+    "Schema": "a pyarrow.Schema, such as pa.schema([('id', pa.int64())])",
+    "Store": "an opened Store, such as open_store('s3://bucket/orders')",
+    "StoreOptions": "StoreOptions(...)",
 }
+"""Descriptions of types in messages. A type is named by itself or, if its module may not be loaded,
+by its name."""
 
 
 def wrong_type(
@@ -121,22 +126,26 @@ def checked(function: _F) -> _F:
         A function that checks its arguments and then calls ``function``.
 
     Raises:
-        InvalidInput: By a call of the result, if an argument has another type. A wrong number of
-            arguments or an unknown name raises Python's own ``TypeError``.
+        InvalidInput: By a call of the result, if an argument has another type.
+        TypeError: By a call of the result, for an argument that does not exist. The error lists
+            those that do. A wrong number of arguments raises Python's own error.
     """
     code: Any = getattr(function, "__wrapped__", function).__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    takes_any_name = bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
     def check(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         annotations = function.__annotations__
         module = function.__module__
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            if name not in names and not takes_any_name:
+                raise _no_argument(function.__qualname__, name, names)
             annotation = annotations.get(name)
             if annotation is None or name not in names:
                 continue
             _check(name, _evaluated(annotation, module), value)
 
-    if iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
@@ -151,6 +160,12 @@ def checked(function: _F) -> _F:
         return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def _no_argument(call: str, name: str, names: Sequence[str]) -> TypeError:
+    known = [each for each in names if each not in ("self", "cls")]
+    use = f"use {', '.join(known)}" if known else "it takes none"
+    return TypeError(f"{call}() got an unexpected keyword argument {name!r}: {use}")
 
 
 def check_fields(instance: Any, but: Iterable[str] = ()) -> None:
@@ -294,6 +309,7 @@ def _described(hint: Any) -> str:
         elif kind is Literal:
             found += map(repr, get_args(choice))
         else:
-            found.append(_NAMES.get(kind) or getattr(kind, "__name__", None) or kind.name)
+            name = getattr(kind, "__name__", None) or kind.name
+            found.append(_NAMES.get(kind) or _NAMES.get(name) or name)
     *others, last = dict.fromkeys(found)
     return f"{', '.join(others)} or {last}" if others else last

@@ -53,7 +53,8 @@ SETTINGS = _table(
     ("enable_auto_commit auto_commit auto_ack no_ack", "leave it out: call batch.ack()"),
     ("auto_commit_interval_ms", "ack_interval"),
     ("auto_offset_reset offset from_beginning start_offset startingOffsets starting_position "
-     "start_position", "use start='earliest' or start='latest'"),
+     "start_position start_at start_from from_ begin position since seek_to",
+     "use start='earliest', 'latest', a sequence or a time, or after=position"),
     ("isolation_level", "use isolation"),
     ("max_poll_interval_ms session_timeout_ms heartbeat_interval_ms", "claim_timeout_ms"),
     ("visibility_timeout ack_deadline ack_deadline_seconds lease_ms", "claim_timeout_ms"),
@@ -144,17 +145,20 @@ def unknown_setting(
     return InvalidInput(f"unknown setting {name!r}: {fix}")
 
 
-def unknown_argument(call: str, name: str) -> InvalidInput:
+def unknown_argument(
+    call: str, name: str, others: str = "use records, metadata and on_delivery"
+) -> InvalidInput:
     """Make the error about a keyword that a call does not have.
 
     Args:
         call: The name of the method.
         name: The keyword that was given.
+        others: What to say about a name that is in no table.
 
     Returns:
         The error. It names what to use.
     """
-    fix = ARGUMENTS.get(name, "use records, metadata and on_delivery")
+    fix = ARGUMENTS.get(name, others)
     return InvalidInput(f"{call}() has no argument {name!r}: {fix}")
 
 
@@ -217,16 +221,16 @@ OF_CONSUMERS = _table(
      "batch in consumer. TopicConsumer(url, partitions=[0]) reads some partitions"),
     ("pause resume", "stop calling next_batch(): nothing is fetched between two calls"),
     ("committed", "use position, which is after all acknowledged batches"),
-    ("seek_to_beginning seek_to_end seek_to_timestamp offsets_for_times seek",
-     "make a consumer with start='earliest', start='latest' or start=datetime(...)"),
+    ("seek_to_beginning seek_to_end seek_to_timestamp offsets_for_times rewind replay",
+     "use seek('earliest'), seek('latest') or seek(datetime(...)) for the reader of a log"),
     ("get_watermark_offsets beginning_offsets end_offsets highwater",
-     "use first_sequence and next_sequence; len(consumer) is the number of batches that wait"),
-    ("lag qsize empty size count pending xlen backlog",
-     "use len(consumer), the number of batches that are not acknowledged"),
+     "use first_sequence and next_sequence, or lag()"),
+    ("qsize empty size count pending xlen backlog",
+     "use lag(), or len(consumer), the number of batches that are not acknowledged"),
     ("list_topics topics partitions_for_topic list_partitions", _TOPIC),
     ("start run open connect", _MADE),
     ("stop unsubscribe leave shutdown join disconnect", "use close()"),
-    ("metrics", "use OpenTelemetry, or the command 'opendata-buffer status STORE'"),
+    ("metrics", "use OpenTelemetry, or opendata_buffer.admin.describe(url)"),
     ("messages records batches stream", _NEXT),
 )  # fmt: skip
 
@@ -248,7 +252,7 @@ OF_PRODUCERS = _table(
     ("stop shutdown terminate disconnect", "use close()"),
     ("join wait", "use flush()"),
     ("qsize pending size", "use buffered_bytes"),
-    ("metrics", "use OpenTelemetry, or the command 'opendata-buffer status STORE'"),
+    ("metrics", "use OpenTelemetry, or opendata_buffer.admin.describe(url)"),
 )  # fmt: skip
 
 OF_PUBLISHERS = OF_PRODUCERS | _table(
@@ -269,7 +273,7 @@ OF_WORKERS = _table(
      "use the methods of a batch: ack(), release() and reject()"),
     ("subscribe run start work", "use 'for batch in worker'"),
     ("stop shutdown join", "use close()"),
-    ("qsize empty size lag pending", "'opendata-buffer status STORE' shows the backlog"),
+    ("qsize empty size lag pending", "use opendata_buffer.admin.describe(url)"),
 )  # fmt: skip
 
 OF_BATCHES = _table(
@@ -287,6 +291,7 @@ OF_BATCHES = _table(
     ("size count num_records", "use len(batch) for records, nbytes for bytes"),
     ("to_pandas to_pylist to_dicts to_arrow to_table to_batch",
      "use as_arrow().to_table(), and .to_pandas() of that, or read with next_arrow_batch()"),
+    ("json loads decode", "decode each record: json.loads(record.value)"),
     ("modify_ack_deadline change_visibility extend heartbeat touch renew",
      "leave it out: a Worker's heartbeats renew its claims"),
 )  # fmt: skip
@@ -318,6 +323,43 @@ OF_HANDLES = _table(
     ("offset sequence partition location", "use result(), which has sequence and location"),
 )
 
+_LIST_TOPICS = (
+    "a topic is known by its URL, so there is no list of them; describe(url) describes one"
+)
+
+OF_ADMIN = _table(
+    ("status info get_info describe_queue describe_topic describe_topics stats metrics",
+     "use describe(url)"),
+    ("lag get_lag backlog list_consumer_group_offsets describe_consumer_groups",
+     "use list_readers(url) for a log, or describe(url)"),
+    ("list_groups list_consumer_groups get_readers", "use list_readers(url)"),
+    ("delete_group delete_consumer_groups remove_reader drop_reader",
+     "use delete_reader(url, name)"),
+    ("reset reset_offsets alter_consumer_group_offsets seek replay rewind",
+     "use reset_reader(url, name, to)"),
+    ("enable_readers make_log create_log", "use enable_log(url, retention=...)"),
+    ("retention alter_configs update_retention", "use set_retention(url, retention=...)"),
+    ("purge purge_queue truncate trim delete_records clear", "use trim_queue(url, ...)"),
+    ("partitions describe_partitions get_partitions", "use list_partitions(url)"),
+    ("create_partitions add_partition expand", "use add_partitions(url, ...)"),
+    ("remove_partition delete_partition delete_partitions drain", "use drain_partition(url, ...)"),
+    ("create_queue create_topics",
+     "use create_topic(url, partitions); a producer creates a queue by itself"),
+    ("delete_queue delete_topic delete_topics drop_topic",
+     "stop its programs and delete the objects below its URL"),
+    ("list_topics list_queues topics queues", _LIST_TOPICS),
+    ("fsck check repair", "use fsck, a command of the shell"),
+    ("gc collect", "use gc, a command of the shell; consumers collect by themselves"),
+)  # fmt: skip
+"""Names of functions in ``opendata_buffer.admin``."""
+
+OF_TOPICS = _table(
+    ("produce send publish producer", "use TopicProducer(url)"),
+    ("consume subscribe consumer poll", "use TopicConsumer(url)"),
+    ("partitions list_partitions num_partitions", "use read(), which describes the partitions"),
+    ("delete drop", "stop its programs and delete the objects below its URL"),
+)  # fmt: skip
+
 OF_PACKAGE = _table(
     ("KafkaProducer AIOKafkaProducer SerializingProducer PublisherClient Writer", "Producer"),
     ("KafkaConsumer AIOKafkaConsumer DeserializingConsumer SubscriberClient Reader Receiver",
@@ -325,6 +367,10 @@ OF_PACKAGE = _table(
     ("Queue Client connect Session client open create_queue", "Producer and Consumer"),
     ("AdminClient KafkaAdminClient Admin", "opendata_buffer.admin"),
     ("Message ConsumerRecord Entry", "Record"),
+    ("peek scan read_all to_arrow to_pandas read_table read_queue", "read(url)"),
+    ("status describe info lag", "opendata_buffer.admin.describe(url)"),
+    ("create_topic list_readers enable_log list_partitions topics list_topics",
+     "opendata_buffer.admin"),
     ("TransactionalProducer Transactional", "Publisher"),
     ("KafkaException KafkaError Error BufferError Exception", "OpenDataBufferError"),
 )  # fmt: skip

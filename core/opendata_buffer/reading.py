@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -51,6 +51,7 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
     PoisonBatch,
 )
+from opendata_buffer.familiar_names import SETTINGS
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.hints import Action, Hint
@@ -151,8 +152,7 @@ def read(
     }
     settings = {name: value for name, value in given.items() if value is not None}
     if unknown:
-        names = "start, end, reader, columns, options, allow_data_loss, " + ", ".join(given)
-        raise InvalidInput(f"read() has no argument {next(iter(unknown))!r}: use {names}")
+        raise _no_argument(next(iter(unknown)), given)
     config = QueueConfig.of(url, settings)
     request = Request(start, end, reader, allow_data_loss)
     request.check()
@@ -160,6 +160,18 @@ def read(
     runtime = SystemRuntime()
     store = open_store(config.store, config.store_options)
     return read_from(store, config, runtime, request, schema, columns, options)
+
+
+def _no_argument(name: str, settings: Iterable[str]) -> InvalidInput:
+    """Return the error about an argument of :func:`read` that does not exist."""
+    if name in ("limit", "max_records", "n", "head", "max_messages"):
+        fix = "leave it out, and stop reading: 'for batch in read(url)' reads piece by piece"
+    elif (advice := SETTINGS.get(name)) is not None and not advice.isidentifier():
+        fix = advice
+    else:
+        names = ["start", "end", "reader", "columns", "options", "allow_data_loss", *settings]
+        fix = f"use {', '.join(names)}"
+    return InvalidInput(f"read() has no argument {name!r}: {fix}")
 
 
 @dataclass(frozen=True)

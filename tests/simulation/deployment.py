@@ -39,7 +39,7 @@ from unittest import mock
 import opendata_buffer.gc
 from opendata_buffer import outcomes
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import collect
+from opendata_buffer.admin.trimming import collect
 from opendata_buffer.broker import committer as broker_committer
 from opendata_buffer.broker import worker as broker_worker
 from opendata_buffer.config import (

@@ -27,10 +27,10 @@ from functools import partial
 from typing import Any
 
 from opendata_buffer import Consumer
-from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
+from opendata_buffer.admin.queue_check import Kind, check_queue, plan_repair, repair
 from opendata_buffer.admin.readers import enable_log, view_of
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import plan_trim, skip_batch, trim_queue
+from opendata_buffer.admin.trimming import plan_trim, skip_batch, trim_queue
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import DataLoss, InvalidInput, OpenDataBufferError, StorageError

@@ -51,6 +51,8 @@ MADE_BY_THE_LIBRARY = {
     "ConsumedBatch",
     "DefaultSource",  # by Spark
     "Durable",
+    "Lag",
+    "TopicLag",
     "GcPlan",
     "GcReport",
     "Metadata",
@@ -594,6 +596,8 @@ def test_a_wrong_number_or_an_unknown_name_of_arguments_is_a_type_error(examples
         examples.consumer.next_batch(1, 2)
     with pytest.raises(TypeError, match=r"ack\(\) got an unexpected keyword argument 'sequnce'"):
         examples.consumer.ack(sequnce=3)
+    with pytest.raises(TypeError, match=r"next_batch\(\) got .* 'timeout_ms': use timeout$"):
+        examples.consumer.next_batch(timeout_ms=3)
 
 
 @checked

@@ -16,6 +16,7 @@ from opendata_buffer import (
     ProducerConfig,
     Publisher,
     Record,
+    Topic,
     TopicConsumer,
     TopicProducer,
     Worker,
@@ -37,6 +38,7 @@ TABLES = [
     (familiar_names.OF_CLAIMED_BATCHES, (ClaimedBatch,)),
     (familiar_names.OF_RECORDS, (Record,)),
     (familiar_names.OF_HANDLES, (WriteHandle, TopicHandle)),
+    (familiar_names.OF_TOPICS, (Topic,)),
 ]
 
 
@@ -46,8 +48,24 @@ def test_every_advice_names_an_attribute_that_exists(
 ) -> None:
     """A table with a wrong name would send its reader on to the next error."""
     known = {name for each, _ in TABLES for name in each}
-    owners = (*classes, ConsumedBatch, ArrowBatch, ClaimedBatch, Record, Consumer, Worker, Producer)
-    owners = (*owners, Publisher, opendata_buffer.Topic, WriteHandle, opendata_buffer.Durable)
+    owners: tuple[Any, ...] = (
+        *classes,
+        ConsumedBatch,
+        ArrowBatch,
+        ClaimedBatch,
+        Record,
+        Consumer,
+        Worker,
+        Producer,
+    )
+    owners = (
+        *owners,
+        Publisher,
+        Topic,
+        WriteHandle,
+        opendata_buffer.Durable,
+        opendata_buffer.admin,
+    )
     for name, advice in table.items():
         for method in re.findall(r"(?<![\w.])(?:\w+\.)*(\w+)\(", advice):
             is_class = hasattr(opendata_buffer, method) or hasattr(__builtins__, method)
@@ -67,7 +85,8 @@ def test_every_advice_names_an_attribute_that_exists(
         (ProducerConfig, "bootstrap_servers", "the first argument names the queue"),
         (ProducerConfig, "endpoint_url", r"use store_options=StoreOptions\(endpoint_url=...\)"),
         (WorkerConfig, "session_timeout_ms", "use claim_timeout_ms$"),
-        (ConsumerConfig, "auto_offset_reset", "use start='earliest' or start='latest'"),
+        (ConsumerConfig, "position", "or after=position$"),
+        (ConsumerConfig, "auto_offset_reset", "use start='earliest', 'latest', "),
         (ProducerConfig, "compresion", "did you mean 'compression'"),
         (ProducerConfig, "xyzzy", "'xyzzy': use store, "),
     ],
@@ -103,6 +122,15 @@ def test_an_attribute_of_another_library_is_an_attribute_error_that_names_ours()
             next(iter(batch)).key  # noqa: B018
     assert copy.copy(batch) == batch
     assert copy.deepcopy(next(iter(batch))) == next(iter(batch))
+
+
+@pytest.mark.parametrize("name", sorted(familiar_names.OF_ADMIN))
+def test_a_function_of_another_admin_api_names_ours(name: str) -> None:
+    advice = familiar_names.OF_ADMIN[name]
+    with pytest.raises(AttributeError, match=re.escape(advice)):
+        getattr(opendata_buffer.admin, name)
+    for function in re.findall(r"(\w+)\(", advice):
+        assert function in opendata_buffer.admin.__all__
 
 
 def test_a_class_of_another_library_names_ours() -> None:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from opendata_buffer.admin.operations import reset_reader as reset_reader
     from opendata_buffer.admin.operations import set_retention as set_retention
     from opendata_buffer.admin.operations import trim_queue as trim_queue
+    from opendata_buffer.admin.queue_status import Status as Status
+    from opendata_buffer.admin.queue_status import TopicStatus as TopicStatus
     from opendata_buffer.admin.readers import LogSettings as LogSettings
     from opendata_buffer.admin.readers import ReaderStatus as ReaderStatus
     from opendata_buffer.admin.readers import ResetPlan as ResetPlan
-    from opendata_buffer.admin.status import Status as Status
-    from opendata_buffer.admin.status import TopicStatus as TopicStatus
 
 _NAMES = {
     "operations": [
@@ -46,7 +46,7 @@ _NAMES = {
         "trim_queue",
     ],
     "readers": ["LogSettings", "ReaderStatus", "ResetPlan"],
-    "status": ["Status", "TopicStatus"],
+    "queue_status": ["Status", "TopicStatus"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -55,7 +55,13 @@ __all__ = sorted(_MODULES)
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if not name.startswith("_"):
+            from opendata_buffer.familiar_names import OF_ADMIN
+
+            if name in OF_ADMIN:
+                text += f": {OF_ADMIN[name]}"
+        raise AttributeError(text, name=name)
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value  # The next access finds it here.
     return value

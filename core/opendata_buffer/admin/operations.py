@@ -24,11 +24,11 @@ from os import PathLike
 from typing import Any, Final
 
 from opendata_buffer.admin import readers, target
+from opendata_buffer.admin.queue_status import Status, TopicStatus, read_status, read_topic
 from opendata_buffer.admin.readers import LogSettings, ReaderStatus, ResetPlan
-from opendata_buffer.admin.status import Status, TopicStatus, read_status, read_topic
 from opendata_buffer.admin.target import Target, partition_named
-from opendata_buffer.admin.trim import plan_trim
-from opendata_buffer.admin.trim import trim_queue as trim
+from opendata_buffer.admin.trimming import plan_trim
+from opendata_buffer.admin.trimming import trim_queue as trim
 from opendata_buffer.admin.units import duration_ms, size_bytes
 from opendata_buffer.arguments import checked, wrong_type
 from opendata_buffer.config import QueueConfig

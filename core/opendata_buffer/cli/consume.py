@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 import pyarrow.compute as pc
 
+from opendata_buffer.admin.queue_status import running_consumer
 from opendata_buffer.admin.readers import reader_of, view_of
-from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.assembly.consumer import Consumer
 from opendata_buffer.assembly.topic_consumer import TopicConsumer

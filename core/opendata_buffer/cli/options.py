@@ -364,7 +364,19 @@ def number(name: str, default: int, help_text: str, *, least: int = 1) -> Callab
 
 
 def host_and_port(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    """Check a host and a port; an IPv6 address is in brackets."""
+    """Check a host and a port; an IPv6 address is in brackets.
+
+    Args:
+        context: The context of the command.
+        option: The option.
+        text: The host and the port, or None if the option was not given.
+
+    Returns:
+        The text.
+
+    Raises:
+        click.BadParameter: The text has another form.
+    """
     if text is None:
         return None
     with suppress(ValueError):

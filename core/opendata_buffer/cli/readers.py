@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from opendata_buffer.admin.queue_status import running_consumer
 from opendata_buffer.admin.readers import (
     LogSettings,
     ReaderStatus,
@@ -18,7 +19,6 @@ from opendata_buffer.admin.readers import (
     readers_in,
     reset_readers,
 )
-from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.units import duration_ms, size_bytes
 from opendata_buffer.cli import options

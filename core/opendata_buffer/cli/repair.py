@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.filesize import decimal as format_bytes
 
-from opendata_buffer.admin.fsck import (
+from opendata_buffer.admin.queue_check import (
     REPAIRED_BY,
     Finding,
     Kind,
@@ -20,7 +20,7 @@ from opendata_buffer.admin.fsck import (
 )
 from opendata_buffer.admin.readers import readers_of, view_of
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import (
+from opendata_buffer.admin.trimming import (
     check_unqueued,
     collect,
     plan_trim,

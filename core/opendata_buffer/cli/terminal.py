@@ -11,8 +11,14 @@ from rich.filesize import decimal as format_bytes
 from rich.table import Table
 from rich.text import Text
 
+from opendata_buffer.admin.queue_status import (
+    BrokerStatus,
+    ClaimsStatus,
+    LogStatus,
+    Status,
+    TopicStatus,
+)
 from opendata_buffer.admin.readers import ReaderStatus
-from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, LogStatus, Status, TopicStatus
 from opendata_buffer.admin.transactions import OpenTransaction
 from opendata_buffer.cli.text import (
     format_age,

@@ -38,25 +38,17 @@ class TopicLag:
     total: Lag
     partitions: Mapping[str, Lag]
 
-    @classmethod
-    def of(cls, partitions: Mapping[str, Lag]) -> TopicLag:
-        """Add up the lags of partitions.
-
-        Args:
-            partitions: The lag in each partition, by name.
-
-        Returns:
-            The lags with their sum.
-        """
-        found = partitions.values()
-        waiting = [lag.seconds for lag in found if lag.batches]
-        known = [seconds for seconds in waiting if seconds is not None]
-        batches = sum(lag.batches for lag in found)
-        return cls(total=lag_of(batches, max(known, default=None)), partitions=partitions)
-
 
 def lag_of(batches: int, seconds: float | None) -> Lag:
     """Return the lag of some batches, of which the oldest has this age."""
     if not batches:
         return Lag(batches=0, seconds=0.0, bytes=0, records=0)
     return Lag(batches=batches, seconds=seconds)
+
+
+def topic_lag_of(partitions: Mapping[str, Lag]) -> TopicLag:
+    """Return the lags of some partitions, by name, with their sum."""
+    waiting = [lag.seconds for lag in partitions.values() if lag.batches]
+    known = [seconds for seconds in waiting if seconds is not None]
+    batches = sum(lag.batches for lag in partitions.values())
+    return TopicLag(total=lag_of(batches, max(known, default=None)), partitions=partitions)

@@ -19,7 +19,7 @@ from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, Delivere
 from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, ReadAhead
 from opendata_buffer.consumer.isolation import READ_COMMITTED
-from opendata_buffer.consumer.lag import TopicLag
+from opendata_buffer.consumer.lag import TopicLag, topic_lag_of
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.opening import check_start
 from opendata_buffer.consumer.place import PlaceLike
@@ -307,7 +307,7 @@ class TopicConsumer(BatchLoop):
         self._check_open()
         readers = dict(self._readers)
         found = in_parallel(self._runtime, EntryConsumer.lag, readers.values())
-        return TopicLag.of(dict(zip(readers, found, strict=True)))
+        return topic_lag_of(dict(zip(readers, found, strict=True)))
 
     def flush(self) -> None:
         """Dequeue all acknowledged batches, in all partitions at once.

@@ -49,6 +49,7 @@ from typing import TypeVar
 from opendata_buffer import errors, outcomes
 from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
+from opendata_buffer.familiar_names import OF_TOPICS, FamiliarNames
 from opendata_buffer.hints import Action, Hint, QueueName
 from opendata_buffer.queue.cas import sidecar_object
 from opendata_buffer.queue.hints import queue_name, topic_name
@@ -89,7 +90,7 @@ _MOST_CHANGES = 20
 was faster."""
 
 
-class Topic:
+class Topic(FamiliarNames):
     """A topic: several queues as one stream. Not thread-safe. Use :meth:`create` or :meth:`open`.
 
     ::
@@ -112,6 +113,8 @@ class Topic:
         description: The description as this object last read or wrote it.
         records: Folder of the commit records of its writers.
     """
+
+    _instead = OF_TOPICS
 
     @checked
     def __init__(self, store: Store, settings: QueueConfig, runtime: Runtime) -> None:

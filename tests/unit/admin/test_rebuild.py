@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from opendata_buffer import Consumer, Producer
-from opendata_buffer.admin.fsck import (
+from opendata_buffer.admin.queue_check import (
     NOT_REPAIRED,
     REPAIRED_BY,
     Finding,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from opendata_buffer.admin import status as admin_status
+from opendata_buffer.admin import queue_status as admin_status
 from opendata_buffer.broker import client, committer, network, protocol
 from tests.unit.broker import local
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
+from opendata_buffer.admin.queue_check import Kind, check_queue, plan_repair, repair
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.client import Lost, Refused

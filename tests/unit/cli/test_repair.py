@@ -270,7 +270,7 @@ def test_the_message_of_an_interrupted_trim_says_how_to_continue(
         raise KeyboardInterrupt
 
     fill(url, [b"a"])
-    monkeypatch.setattr("opendata_buffer.admin.trim.quarantine", interrupted)
+    monkeypatch.setattr("opendata_buffer.admin.trimming.quarantine", interrupted)
     assert run("trim", url, "--to", "latest", "--yes").exit_code == 130
     assert f"'opendata-buffer status {url}' shows what still waits" in capfd.readouterr().err
     assert manifest_of(store).entry_count == 1

@@ -12,9 +12,9 @@ import pytest
 
 from opendata_buffer import Consumer, Producer, metrics
 from opendata_buffer import gc as module
-from opendata_buffer.admin.fsck import check_queue, plan_repair, repair
+from opendata_buffer.admin.queue_check import check_queue, plan_repair, repair
+from opendata_buffer.admin.queue_status import read_status
 from opendata_buffer.admin.rebuild import rebuild
-from opendata_buffer.admin.status import read_status
 from opendata_buffer.admin.target import Target
 from opendata_buffer.config import (
     ConsumerConfig,

@@ -12,7 +12,7 @@ import urllib3.exceptions
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from opendata_buffer import Consumer, Producer, outcomes
-from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
+from opendata_buffer.admin.queue_check import Kind, check_queue, plan_repair, repair
 from opendata_buffer.admin.target import Target
 from opendata_buffer.config import (
     ConsumerConfig,

@@ -7,9 +7,9 @@ from uuid import UUID
 import pytest
 
 from opendata_buffer import Consumer
-from opendata_buffer.admin.fsck import check_queue
+from opendata_buffer.admin.queue_check import check_queue
 from opendata_buffer.admin.target import Target
-from opendata_buffer.admin.trim import (
+from opendata_buffer.admin.trimming import (
     collect,
     plan_trim,
     restore_batch,

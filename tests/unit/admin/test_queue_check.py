@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opendata_buffer.admin.fsck import check_queue
+from opendata_buffer.admin.queue_check import check_queue
 from opendata_buffer.admin.target import Target
 from opendata_buffer.config import ConsumerConfig
 from tests.support.log_fixture import URL, LogFixture, read, small

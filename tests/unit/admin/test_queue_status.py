@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.admin import status as module
-from opendata_buffer.admin.status import Status, ask_broker, read_status, read_topic, summarise
+from opendata_buffer.admin import queue_status as module
+from opendata_buffer.admin.queue_status import (
+    Status,
+    ask_broker,
+    read_status,
+    read_topic,
+    summarise,
+)
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker import network as dial_module
 from opendata_buffer.broker.client import Connection, DiscoveryRecord

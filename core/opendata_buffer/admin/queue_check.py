@@ -11,6 +11,7 @@ from enum import StrEnum
 import pyarrow.compute as pc
 
 from opendata_buffer import errors
+from opendata_buffer.admin.queue_status import read_claims
 from opendata_buffer.admin.rebuild import (
     RebuildPlan,
     check_accounted,
@@ -18,9 +19,8 @@ from opendata_buffer.admin.rebuild import (
     rebuild,
     rebuild_index,
 )
-from opendata_buffer.admin.status import read_claims
 from opendata_buffer.admin.target import Target, read_raw
-from opendata_buffer.admin.trim import skip_batch
+from opendata_buffer.admin.trimming import skip_batch
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
