@@ -49,6 +49,7 @@ from opendata_buffer.broker.tls import client_context
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
 from opendata_buffer.formats.batch import Compression, batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.testing.faults import FaultyStore
@@ -394,7 +395,7 @@ def serve(root: Path, pipe: Pipe) -> None:
 def produce(load: Load) -> Produced:
     """Be one producer that is called at fixed times. Each call makes a batch."""
     config = ProducerConfig(store=str(load.root), flush_size_bytes=1, broker=load.broker)
-    with Producer(config, store=_slow(load.root)) as producer:
+    with Producer(config, **internals(store=_slow(load.root))) as producer:
         produced = Produced(_begin())
 
         def call() -> None:
@@ -528,7 +529,10 @@ class _Client:
 def work(load: Load) -> Worked:
     """Be one worker whose work takes no time, on up to ten batches at once."""
     config = WorkerConfig(store=str(load.root), broker="auto", create_if_missing=True)
-    with Worker(config, store=_slow(load.root)) as worker, ThreadPoolExecutor(10) as pool:
+    with (
+        Worker(config, **internals(store=_slow(load.root))) as worker,
+        ThreadPoolExecutor(10) as pool,
+    ):
         worked = Worked(_begin())
         end = worked.began + load.seconds
         while (left := end - time.monotonic()) > 0:

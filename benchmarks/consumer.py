@@ -32,6 +32,7 @@ from benchmarks.tables import Row, not_run
 from opendata_buffer import Consumer
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import fetch_many
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
@@ -109,7 +110,7 @@ def serial_seconds(consumer: Consumer, batches: int) -> float:
 def ack_row() -> Row:
     """Count the writes of one acknowledgement of many batches."""
     store, _ = small_batches()
-    with Consumer(CONFIG, store=store) as consumer:
+    with Consumer(CONFIG, **internals(store=store)) as consumer:
         last = consumer.next_descriptors(BATCHES)[-1].sequence
         with patch.object(store, "put_if", wraps=store.put_if) as put_if:
             taken = clock_seconds(lambda: consumer.ack_through(last))
@@ -128,12 +129,12 @@ def ack_row() -> Row:
 def drain_row() -> Row:
     """Drain many small batches from a store with latency, with the default options."""
     store, queued = small_batches()
-    with Consumer(CONFIG, store=store) as consumer:
+    with Consumer(CONFIG, **internals(store=store)) as consumer:
         store.plan = SLOW
         serial = serial_seconds(consumer, SERIAL_BATCHES) / SERIAL_BATCHES
         store.plan = FaultPlan()
     queued.rewind()
-    with Consumer(CONFIG, store=store) as consumer:
+    with Consumer(CONFIG, **internals(store=store)) as consumer:
         store.plan = SLOW
         started = time.perf_counter()
         descriptors = consumer.next_descriptors(BATCHES)
@@ -333,7 +334,7 @@ def s3_rows() -> Iterator[Row]:
 def _cpu_ms_per_object(store: S3Store) -> float:
     """Return the CPU milliseconds, of all threads, to fetch and decode one object."""
     config = ConsumerConfig(store="s3://bucket", gc=NO_COLLECTOR)
-    with Consumer(config, store=store) as consumer:
+    with Consumer(config, **internals(store=store)) as consumer:
         descriptors = consumer.next_descriptors(S3_OBJECTS)
         started = time.process_time()
         fetched = fetch_many(consumer.fetch_handle().fetch, descriptors)

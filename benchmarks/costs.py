@@ -26,6 +26,7 @@ from benchmarks.measuring import paced, sized
 from benchmarks.stores import Requests, as_slow_as_s3, bucket
 from benchmarks.tables import Row, not_run
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, fetch_many
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.testing.faults import FaultyStore
 from tools.servers import VERSITYGW
 
@@ -139,7 +140,7 @@ def cost_row(producers: int, flush_interval_ms: int) -> Row:
         config = ProducerConfig(
             store="s3://bucket", flush_interval_ms=flush_interval_ms, broker="off"
         )
-        makers = [Producer(config, store=store) for _ in range(producers)]
+        makers = [Producer(config, **internals(store=store)) for _ in range(producers)]
         ended = threading.Event()
         records = 0
 
@@ -188,7 +189,7 @@ def cost_row(producers: int, flush_interval_ms: int) -> Row:
 def _consume(store: FaultyStore, ended: threading.Event, seen: Callable[[int], None]) -> None:
     """Read batches as they come, with the collector running."""
     config = ConsumerConfig(store="s3://bucket", create_if_missing=True)
-    with Consumer(config, store=store) as consumer:
+    with Consumer(config, **internals(store=store)) as consumer:
         handle = consumer.fetch_handle()
         while True:
             last = ended.is_set()

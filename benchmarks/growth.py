@@ -39,6 +39,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import enable_readers
@@ -215,7 +216,7 @@ def open_seconds(store: Store, config: ConsumerConfig) -> float:
     """Return the CPU seconds until a starting consumer has its first descriptor."""
 
     def start() -> None:
-        with Consumer(config, store=store) as consumer:
+        with Consumer(config, **internals(store=store)) as consumer:
             assert len(consumer.next_descriptors(1)) == 1
 
     return median_cpu_seconds(start)
@@ -354,7 +355,7 @@ def _queue_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
     claim = claim_for_writing(store, config, runtime=runtime)
     queue = Queue(store, config, runtime=runtime, role="producer", claim=claim)
     sink = QueueCommitter(store, SinkOptions(queue=QueueConfig(store=STORE)), runtime)
-    consumer = Consumer(config, store=store, runtime=runtime)
+    consumer = Consumer(config, **internals(store=store, runtime=runtime))
     collector = GarbageCollector(store, config, runtime=runtime)
 
     def day(number: int) -> None:
@@ -376,7 +377,7 @@ def _log_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
     kept_ms = KEPT_DAYS * 86_400_000
     enable_readers(store, config, claim, runtime, retention_ms=kept_ms, reader_expiry_ms=kept_ms)
     queue = Queue(store, config, runtime=runtime, role="producer", claim=claim)
-    consumer = Consumer(config, store=store, runtime=runtime)
+    consumer = Consumer(config, **internals(store=store, runtime=runtime))
     collector = GarbageCollector(store, config, runtime=runtime)
 
     def day(number: int) -> None:
@@ -393,7 +394,7 @@ def _topic_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
     config, sink_config = ConsumerConfig(store=STORE, gc=NO_COLLECTOR), QueueConfig(store=STORE)
     topic = Topic.create(sink_config, 4, store=store, runtime=runtime)
     sink = TopicCommitter(store, SinkOptions(queue=sink_config), runtime)
-    consumer = TopicConsumer(config, store=store, runtime=runtime)
+    consumer = TopicConsumer(config, **internals(store=store, runtime=runtime))
 
     def day(number: int) -> None:
         if number % 30 == 0:

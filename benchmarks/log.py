@@ -29,6 +29,7 @@ from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_parts import Part, parts_folder
@@ -231,7 +232,7 @@ def append_seconds(url: str) -> tuple[list[float], int]:
     store = LargestManifest(as_slow_as_s3(open_store(url)))
     took = []
     config = ProducerConfig(store=url, flush_interval_ms=1, broker="off")
-    with Producer(config, store=cast(Store, store)) as producer:
+    with Producer(config, **internals(store=cast(Store, store))) as producer:
         producer.produce([b"record"]).result(60)
         for _ in range(APPENDS):
             started = time.perf_counter()
@@ -245,7 +246,7 @@ def _read_first_record(url: str) -> None:
     # A collector would delete the batches that the next rows read.
     config = ConsumerConfig(store=url, reader="away", gc=NO_COLLECTOR)
     position = WAITING - AWAY - 1
-    with Consumer(config, position, store=as_slow_as_s3(open_store(url))) as consumer:
+    with Consumer(config, position, **internals(store=as_slow_as_s3(open_store(url)))) as consumer:
         batch = consumer.next_batch()
         assert batch is not None
         assert batch.sequence == position + 1
@@ -317,7 +318,7 @@ def follow(url: str, readers: int) -> None:
 
     def read(name: str) -> None:
         store = as_slow_as_s3(open_store(url))
-        with Consumer(ConsumerConfig(store=url, reader=name), store=store) as consumer:
+        with Consumer(ConsumerConfig(store=url, reader=name), **internals(store=store)) as consumer:
             while not ended.is_set():
                 batch = consumer.next_batch(timeout=0.5)
                 if batch is not None:

@@ -25,6 +25,7 @@ from benchmarks.stores import as_slow_as_s3
 from benchmarks.tables import Row, not_run
 from opendata_buffer import Producer, ProducerConfig
 from opendata_buffer.config import StoreOptions
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.stores.memory import MemoryStore
 from tests.http_scripts import Asked, FaultProxy, Reply
 from tools.servers import FAKE_GCS
@@ -154,7 +155,7 @@ def one_producer() -> Row:
         handle.add_done_callback(durable)
 
     store = as_slow_as_s3(MemoryStore())
-    with Producer(ProducerConfig(store="memory://bench"), store=store) as producer:
+    with Producer(ProducerConfig(store="memory://bench"), **internals(store=store)) as producer:
         started = time.monotonic()
         paced(100, SECONDS, partial(produce, producer))
         producer.flush()
@@ -174,7 +175,7 @@ def many_producers() -> Row:
     """Measure many producers in one process, each called ten times per second."""
     store = as_slow_as_s3(MemoryStore())
     config = ProducerConfig(store="memory://bench", flush_size_bytes=1)
-    producers = [Producer(config, store=store) for _ in range(PRODUCERS)]
+    producers = [Producer(config, **internals(store=store)) for _ in range(PRODUCERS)]
     delays: list[float] = []
 
     def produce(producer: Producer) -> None:

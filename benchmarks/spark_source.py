@@ -45,6 +45,7 @@ from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import ValueOptions
@@ -468,7 +469,7 @@ def drain_rows(spark: SparkSession, home: Path) -> Iterator[Row]:
     directory = str(home / SLOW_DIRECTORY)
     queued = fill(open_store(directory), records_of(100, 10), BATCHES)
     config = ConsumerConfig(store=directory, gc=NO_COLLECTOR)
-    with Consumer(config, store=open_slow_store(directory)) as consumer:
+    with Consumer(config, **internals(store=open_slow_store(directory))) as consumer:
         serial = serial_seconds(consumer, SERIAL_BATCHES) / SERIAL_BATCHES
     frame = spark.readStream.format("slow-buffer").option("gcEnabled", "false").load(directory)
 

@@ -28,6 +28,7 @@ from benchmarks.stores import as_slow_as_s3, fill, records_of
 from benchmarks.tables import Row
 from opendata_buffer import Producer, ProducerConfig, Topic, TopicProducer
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.local import LocalStore
@@ -183,7 +184,11 @@ def _producer(store: Store, topic: bool) -> Producer | TopicProducer:
         flush_size_bytes=1,
         max_buffered_bytes=WAITING * CALL_BYTES * (PARTITIONS if topic else 1),
     )
-    return TopicProducer(config, store=store) if topic else Producer(config, store=store)
+    return (
+        TopicProducer(config, **internals(store=store))
+        if topic
+        else Producer(config, **internals(store=store))
+    )
 
 
 # ---- the source

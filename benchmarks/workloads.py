@@ -76,6 +76,7 @@ from opendata_buffer import (
     TopicProducer,
     fetch_many,
 )
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 
@@ -490,7 +491,7 @@ def _consume_calls(store: FaultyStore, calls: int, start: Any) -> tuple[list[flo
     """
     ages: list[float] = []
     config = ConsumerConfig(store="file:///bench", create_if_missing=True)
-    with Consumer(config, store=store) as consumer:
+    with Consumer(config, **internals(store=store)) as consumer:
         start.wait()
         before = Counter(store.operations)
         handle, unacknowledged = consumer.fetch_handle(), 0
@@ -523,7 +524,7 @@ def produce_calls(root: str, flush_ms: int, seconds: float, start: Any, results:
     """
     store = _slow_directory(root)
     config = ProducerConfig(store="file:///bench", flush_interval_ms=flush_ms, broker="host")
-    with Producer(config, store=store) as producer:
+    with Producer(config, **internals(store=store)) as producer:
         start.wait()
         before = Counter(store.operations)
         paced(

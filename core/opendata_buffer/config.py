@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, TypedDict
 from urllib.parse import quote
 
 from opendata_buffer.arguments import check_fields, checked, wrong_type
@@ -504,6 +504,47 @@ class QueueConfig:
             InvalidInput: The time is out of bounds.
         """
         return replace(self, store_options=replace(self.store_options, timeout_ms=timeout_ms))
+
+
+class QueueSettings(TypedDict, total=False):
+    """The fields of :class:`QueueConfig` that a constructor takes as keywords, for editors.
+
+    The URL is the first argument of a constructor. A test compares these classes with the
+    configurations.
+    """
+
+    data_path_prefix: str
+    manifest_path: str
+    store_options: StoreOptions
+
+
+class ProducerSettings(QueueSettings, total=False):
+    """The fields of :class:`ProducerConfig`, as keywords."""
+
+    flush_interval_ms: int
+    flush_size_bytes: int
+    max_buffered_bytes: int
+    compression: Compression | Literal["none", "zstd"]
+    delivery_timeout_ms: int
+    broker: Literal["auto", "host", "off"]
+
+
+class ConsumerSettings(QueueSettings, total=False):
+    """The fields of :class:`ConsumerConfig`, as keywords."""
+
+    gc: GarbageCollectorConfig | bool
+    ack_interval: int
+    create_if_missing: bool
+    reader: str
+
+
+class WorkerSettings(ConsumerSettings, total=False):
+    """The fields of :class:`WorkerConfig`, as keywords."""
+
+    broker: Literal["auto", "host"]
+    claim_timeout_ms: int
+    max_deliveries: int
+    name: str
 
 
 BROKER_CHOICES = ("auto", "host", "off")

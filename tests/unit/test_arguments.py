@@ -165,6 +165,8 @@ def accepts(hint: Any, value: Any) -> bool:
         return True
     if hint is None or hint is type(None):
         return value is None
+    if origin is typing.Literal:
+        return any(value is each for each in arguments)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is float:

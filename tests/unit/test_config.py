@@ -1,24 +1,29 @@
 from __future__ import annotations
 
+import inspect
 import pickle
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from opendata_buffer import Consumer, Producer, TopicConsumer, TopicProducer, Worker
+from opendata_buffer import Consumer, Producer, Publisher, TopicConsumer, TopicProducer, Worker
 from opendata_buffer.config import (
     ConsumerConfig,
+    ConsumerSettings,
     GarbageCollectorConfig,
     ProducerConfig,
+    ProducerSettings,
     QueueConfig,
     StoreOptions,
     WorkerConfig,
+    WorkerSettings,
 )
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression
+from opendata_buffer.internal_parts import InternalParts
 from opendata_buffer.stores.open import open_store
 
 
@@ -176,3 +181,51 @@ def test_no_text_of_a_configuration_contains_keys() -> None:
         assert "FwoGZXIvYXdz" not in text
     assert ROLE in repr(options)
     assert options != StoreOptions(role_arn=ROLE), "the key is hidden but kept"
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        (ProducerConfig, ProducerSettings),
+        (ConsumerConfig, ConsumerSettings),
+        (WorkerConfig, WorkerSettings),
+    ],
+)
+def test_the_keywords_that_editors_complete_are_the_fields_of_the_configuration(
+    config: type[Any], settings: type[Any]
+) -> None:
+    hints = get_type_hints(config)
+    expected = {each.name: hints[each.name] for each in fields(config) if each.name != "store"}
+    found = get_type_hints(settings)
+    assert list(found) == list(expected)
+    for name, hint in found.items():
+        kinds = {type(each) if isinstance(each, str) else each for each in leaves(hint)}
+        assert expected[name] in kinds, name
+
+
+def leaves(hint: Any) -> list[Any]:
+    """Return the types of a union, and the values of a Literal."""
+    found = get_args(hint)
+    return [leaf for each in found for leaf in leaves(each)] if found else [hint]
+
+
+PUBLIC = [Producer, Consumer, TopicProducer, TopicConsumer, Worker, Publisher]
+
+
+@pytest.mark.parametrize("made", PUBLIC)
+def test_no_signature_shows_what_only_tests_pass(made: type[Any]) -> None:
+    shown = inspect.signature(made).parameters
+    assert not set(shown) & set(InternalParts._fields) - {"topic"}
+    assert str(shown["settings"].annotation).startswith("Unpack[")
+
+
+@pytest.mark.parametrize("made", PUBLIC)
+def test_a_url_as_a_store_is_refused(made: Any) -> None:
+    with pytest.raises(InvalidInput, match="store is given twice: the first argument is the URL"):
+        made("memory://x", store="memory://y")
+
+
+@pytest.mark.parametrize("made", [each for each in PUBLIC if each is not Publisher])
+def test_completion_offers_no_internal_method(made: type[Any]) -> None:
+    hidden = {"accept", "accept_async", "prepare", "produce_by", "poll", "queued", "ready"}
+    assert not hidden & set(dir(made))

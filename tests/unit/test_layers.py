@@ -25,7 +25,7 @@ LIBRARY = "opendata_buffer"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hints"}),
     frozenset({"errors"}),
-    frozenset({"arguments", "familiar_names"}),
+    frozenset({"arguments", "familiar_names", "internal_parts"}),
     frozenset({"runtime"}),
     frozenset({"metrics", "formats", "framing", "outcomes"}),
     frozenset({"config", "messages", "values"}),

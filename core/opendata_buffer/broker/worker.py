@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from weakref import WeakValueDictionary
 
 from opendata_buffer import errors
@@ -25,12 +25,13 @@ from opendata_buffer.broker.committer import Discovery
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
-from opendata_buffer.config import WorkerConfig
+from opendata_buffer.config import WorkerConfig, WorkerSettings
 from opendata_buffer.consumer.batches import HasRecords
 from opendata_buffer.consumer.fetch import FetchHandle, ReadAhead, or_poison
 from opendata_buffer.consumer.opening import check_reader
 from opendata_buffer.familiar_names import OF_CLAIMED_BATCHES, OF_WORKERS, FamiliarNames
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.internal_parts import take_parts
 from opendata_buffer.queue.not_found import require_queue
 from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
@@ -279,9 +280,6 @@ class Worker(FamiliarNames, Closeable):
 
     Args:
         config: The queue's URL, or a :class:`.WorkerConfig`.
-        store: An opened store, for tests and this library. Default: opened from the configuration.
-        runtime: Clock and threads, for tests. Default: those of the system.
-        network: Connects to brokers and listens, for tests. Default: WebSockets.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -296,21 +294,18 @@ class Worker(FamiliarNames, Closeable):
     def __init__(
         self,
         config: WorkerConfig | str | PathLike[str],
-        *,
-        store: Store | None = None,
-        runtime: Runtime | None = None,
-        network: Any = None,
-        **settings: Any,
+        **settings: Unpack[WorkerSettings],
     ) -> None:
-        config = WorkerConfig.of(config, settings)
+        given, parts = take_parts(settings, "store", "runtime", "network")
+        config = WorkerConfig.of(config, given)
         self._config = config
         self._pid = os.getpid()
-        self._runtime = runtime or SystemRuntime()
-        self._store = store or open_store(config.store, config.store_options)
+        self._runtime: Runtime = parts.runtime or SystemRuntime()
+        self._store: Store = parts.store or open_store(config.store, config.store_options)
         if not config.create_if_missing:
             require_queue(self._store, config, self._runtime)
         check_reader(self._store, config, self._runtime)
-        network = network or WebSocketNetwork(self._runtime, listen_for(self._store))
+        network = parts.network or WebSocketNetwork(self._runtime, listen_for(self._store))
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.adaptive_concurrency()
         self._discovery = Discovery(self._store, config, self._runtime, network.connect)

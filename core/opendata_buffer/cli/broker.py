@@ -26,6 +26,7 @@ from opendata_buffer.cli.text import plural
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.framing import FRAMINGS
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.runtime import Runtime
 
@@ -164,7 +165,7 @@ def work(
     if shutil.which(command[0]) is None:
         raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
     target = one_queue(runtime, queue, WorkerConfig)
-    worker = Worker(target.config, store=target.store, runtime=runtime)
+    worker = Worker(target.config, **internals(store=target.store, runtime=runtime))
     pool = CommandPool(
         worker.claim,
         command,

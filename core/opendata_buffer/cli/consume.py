@@ -36,6 +36,7 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, InvalidInput, OpenDataBufferError, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.framing import FRAMINGS, Framing
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.queue.hints import removed_before
 from opendata_buffer.queue.marker import held_batches, skipped_ranges
 from opendata_buffer.queue.missing import look_for_missing
@@ -145,7 +146,9 @@ def consume(
         if is_topic and not ack:
             source = BatchSource(ReadOnlyTopic(target, start).read)
         elif is_topic:
-            consumer = TopicConsumer(config, store=store, runtime=runtime, program=PROGRAM)
+            consumer = TopicConsumer(
+                config, **internals(store=store, runtime=runtime), program=PROGRAM
+            )
             source = _topic_source(stack.enter_context(consumer))
         elif not ack:
             reader = target.reader(AGAIN)
@@ -156,7 +159,7 @@ def consume(
             reader.seek(_begin_of(target, reader, start))
             source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
         else:
-            owner = Consumer(config, store=store, runtime=runtime, program=PROGRAM)
+            owner = Consumer(config, **internals(store=store, runtime=runtime), program=PROGRAM)
             source = _queue_source(stack.enter_context(owner), owner.fetch_handle(), runtime)
         wait = (lambda: runtime.sleep(POLL_S)) if follow else None
         try:

@@ -29,6 +29,7 @@ from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.framing import FRAMINGS, Splitter
 from opendata_buffer.hints import Surface
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.partitioner import Partitioner
@@ -132,7 +133,7 @@ def produce(
         runs = JsonRecords(is_topic, fixed_key, key_is_metadata=key_is_metadata).runs
         max_input_bytes = _JSON_FACTOR * target.config.max_batch_bytes
     kind = TopicProducer if is_topic else Producer
-    producer = kind(target.config, store=target.store, runtime=runtime)
+    producer = kind(target.config, **internals(store=target.store, runtime=runtime))
     mapping = getattr(partitioners, partitioner)
     input_format = FRAMINGS[framing]
     records = InputProducer(producer, mapping, runs, target.config, input_format.unit)

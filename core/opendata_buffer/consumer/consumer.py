@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from opendata_buffer.arguments import checked
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import ConsumerConfig, ConsumerSettings
 from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.lag import Lag
 from opendata_buffer.consumer.loop import BatchLoop
@@ -25,10 +25,9 @@ from opendata_buffer.consumer.place import PlaceLike
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.queue.queue import OpenPause, Queue
-from opendata_buffer.queue.reader_queue import ReaderQueue
-from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.internal_parts import take_parts
+from opendata_buffer.queue.queue import OpenPause
+from opendata_buffer.runtime import SystemRuntime
 
 if TYPE_CHECKING:
     from opendata_buffer.consumer.batches import ConsumedBatch, DeliveredBatch
@@ -79,17 +78,13 @@ class Consumer(BatchLoop):
             a time (a ``datetime`` with a time zone), which begins at the first batch with a record
             of that time or later. A :class:`Position` is the same as ``after``. Default:
             ``"earliest"``, the oldest batch.
-        store: An opened store, for tests and this library. Default: opened from the configuration.
-        runtime: Clock and threads, for tests. Default: those of the system.
         isolation: ``read_committed`` delivers transactions when they are committed, each batch
             once; ``read_uncommitted`` delivers everything but markers. None (default) ignores
             transactions.
         allow_data_loss: Skip lost entries with a warning, instead of raising ``DataLoss``. Default
             false.
-        queue: An opened queue, for this library. Default: opened from the configuration.
         program: Name of the reading program, shown by ``opendata-buffer status``. Default
             ``Python``.
-        open_pause: Opens the pause of the queue's broker, for tests and this library.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -112,16 +107,13 @@ class Consumer(BatchLoop):
         *,
         after: Position | int | str | Mapping[str, str] | None = None,
         start: PlaceLike | None = None,
-        store: Store | None = None,
-        runtime: Runtime | None = None,
         isolation: str | None = None,
         allow_data_loss: bool = False,
-        queue: Queue | ReaderQueue | None = None,
         program: str = "Python",
-        open_pause: OpenPause | None = None,
-        **settings: Any,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         super().__init__()
+        given, parts = take_parts(settings, "store", "runtime", "queue", "open_pause")
         if after is not None:
             if last_acked_sequence is not None:
                 raise InvalidInput(
@@ -129,20 +121,20 @@ class Consumer(BatchLoop):
                     "them"
                 )
             last_acked_sequence = after
-        self._config = ConsumerConfig.of(config, settings)
-        self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._config = ConsumerConfig.of(config, given)
+        self._runtime = parts.runtime if parts.runtime is not None else SystemRuntime()
         self._closed = False
         self._entries = EntryConsumer(
             self._config,
             last_acked_sequence,
             start=start,
             isolation=isolation,
-            store=store,
+            store=parts.store,
             runtime=self._runtime,
             allow_data_loss=allow_data_loss,
-            queue=queue,
+            queue=parts.queue,
             program=program,
-            open_pause=open_pause or self._default_pause(),
+            open_pause=parts.open_pause or self._default_pause(),
         )
         self._lock = self._entries.lock
 

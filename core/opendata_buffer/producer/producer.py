@@ -16,10 +16,11 @@ from uuid import UUID
 
 from opendata_buffer import errors, metrics
 from opendata_buffer.arguments import checked, take_bytes, wrong_type
-from opendata_buffer.config import ProducerConfig
+from opendata_buffer.config import ProducerConfig, ProducerSettings
 from opendata_buffer.familiar_names import OF_PRODUCERS, FamiliarNames, unknown_argument
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.batch import Transaction
+from opendata_buffer.internal_parts import take_parts
 from opendata_buffer.messages import parse_uuid
 from opendata_buffer.producer import lifecycle
 from opendata_buffer.producer.batching import (
@@ -122,9 +123,6 @@ class Producer(FamiliarNames, Closeable):
 
     Args:
         config: The queue's URL or path, or a :class:`.ProducerConfig`.
-        store: An opened store, for tests and this library. Default: opened from the configuration.
-        runtime: Clock and threads, for tests. Default: those of the system.
-        open_committer: Opens the committer of the queue, for tests and this library.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -141,20 +139,18 @@ class Producer(FamiliarNames, Closeable):
     def __init__(
         self,
         config: ProducerConfig | str | PathLike[str],
-        *,
-        store: Store | None = None,
-        runtime: Runtime | None = None,
-        open_committer: OpenCommitter | None = None,
-        **settings: Any,
+        **settings: Unpack[ProducerSettings],
     ) -> None:
         check_interpreter()
-        config = ProducerConfig.of(config, settings)
+        given, parts = take_parts(settings, "store", "runtime", "open_committer")
+        config = ProducerConfig.of(config, given)
         self._config = config
         self._pid = os.getpid()
         self._closed = False
-        runtime = runtime or SystemRuntime()
-        store = store or open_store(config.store, config.store_options)
-        self._sender = Sender(config, store, runtime, open_committer or self._default_committer())
+        runtime: Runtime = parts.runtime or SystemRuntime()
+        store: Store = parts.store or open_store(config.store, config.store_options)
+        open_committer = parts.open_committer or self._default_committer()
+        self._sender = Sender(config, store, runtime, open_committer)
         # Cached here because send() and produce() read them on every call.
         self._accumulator = self._sender.accumulator
         self._batcher = self._accumulator.batcher

@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
 from os import PathLike
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from opendata_buffer import errors
 from opendata_buffer.arguments import checked
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import ConsumerConfig, ConsumerSettings
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch, DeliveredBatch
 from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, ReadAhead
@@ -26,11 +26,11 @@ from opendata_buffer.consumer.place import PlaceLike
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.internal_parts import take_parts
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.queue import OpenPause
 from opendata_buffer.queue.reader_admin import register_readers
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
-from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription, is_abbreviated, resolve
 from opendata_buffer.topic.places import TopicPlaces
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
@@ -113,14 +113,11 @@ class TopicConsumer(BatchLoop):
             share a topic. Default: all partitions.
         isolation: ``read_committed`` (default), or ``read_uncommitted``, which also delivers
             undecided and repeated batches.
-        store: An opened store, for tests and this library. Default: opened from the configuration.
-        runtime: Clock and threads, for tests. Default: those of the system.
         allow_data_loss: Go on after lost entries, with a warning, instead of raising ``DataLoss``.
             Default false.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
             Default 2.
         program: Name of the program, shown by ``opendata-buffer status``. Default ``Python``.
-        open_pause: Opens the pause of a queue's broker, for tests and this library.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -139,24 +136,22 @@ class TopicConsumer(BatchLoop):
         start: PlaceLike | Mapping[str | int, PlaceLike] | None = None,
         partitions: Sequence[str | int] | None = None,
         isolation: str = READ_COMMITTED,
-        store: Store | None = None,
-        runtime: Runtime | None = None,
         allow_data_loss: bool = False,
         refresh_s: float = REFRESH_S,
         program: str = "Python",
-        open_pause: OpenPause | None = None,
-        **settings: Any,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         super().__init__()
-        config = ConsumerConfig.of(config, settings)
+        given, parts = take_parts(settings, "store", "runtime", "open_pause")
+        config = ConsumerConfig.of(config, given)
         # The topic exists, so a missing queue is a partition that was never written, and not a
         # wrong path.
         self._config = replace(config, create_if_missing=True)
-        self._runtime = runtime or SystemRuntime()
+        self._runtime: Runtime = parts.runtime or SystemRuntime()
         self._lock = self._runtime.condition()
         self._closed = False
         self._interrupted = False
-        topic = Topic.open(config, store=store, runtime=self._runtime)
+        topic = Topic.open(config, store=parts.store, runtime=self._runtime)
         self._open_reader = partial(
             PartitionConsumer,
             isolation=isolation,
@@ -164,7 +159,7 @@ class TopicConsumer(BatchLoop):
             runtime=self._runtime,
             allow_data_loss=allow_data_loss,
             program=program,
-            open_pause=open_pause or self._default_pause(),
+            open_pause=parts.open_pause or self._default_pause(),
         )
         self._assigned = _assigned(partitions, topic.description.names_for(config.reader))
         self._positions = {name: Position.of(each) for name, each in (positions or {}).items()}

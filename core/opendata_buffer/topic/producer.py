@@ -14,11 +14,12 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 import pyarrow as pa
 
 from opendata_buffer.arguments import checked, take_bytes, wrong_type
-from opendata_buffer.config import ProducerConfig
+from opendata_buffer.config import ProducerConfig, ProducerSettings
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
 from opendata_buffer.familiar_names import OF_PRODUCERS, FamiliarNames
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.arrow import listed
+from opendata_buffer.internal_parts import internals, take_parts
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.committer import OpenCommitter
 from opendata_buffer.producer.handles import (
@@ -38,7 +39,6 @@ from opendata_buffer.producer.producer import (
 )
 from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parallel, locked
-from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partitioner import Keys, Partitioner, Records, split
@@ -293,12 +293,8 @@ class TopicProducer(FamiliarNames, Closeable):
     Args:
         config: The topic's URL, or the settings of each partition's producer. The partitions share
             its ``max_buffered_bytes``.
-        store: An opened store, for tests and this library. Default: opened from the configuration.
-        runtime: Clock and threads, for tests. Default: those of the system.
-        open_committer: Opens the committer of a partition, for tests and this library.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
             Default 2.
-        topic: The opened topic, for this library. Default: opened from the configuration.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -313,19 +309,16 @@ class TopicProducer(FamiliarNames, Closeable):
         self,
         config: ProducerConfig | str | PathLike[str],
         *,
-        store: Store | None = None,
-        runtime: Runtime | None = None,
-        open_committer: OpenCommitter | None = None,
         refresh_s: float = REFRESH_S,
-        topic: Topic | None = None,
-        **settings: Any,
+        **settings: Unpack[ProducerSettings],
     ) -> None:
         check_interpreter()  # check now instead of when a partition is first written
-        config = ProducerConfig.of(config, settings)
+        given, parts = take_parts(settings, "store", "runtime", "open_committer", "topic")
+        config = ProducerConfig.of(config, given)
         self._config = config
-        self._runtime = runtime or SystemRuntime()
-        self._open_committer = open_committer or self._default_committer()
-        topic = topic or Topic.open(config, store=store, runtime=self._runtime)
+        self._runtime: Runtime = parts.runtime or SystemRuntime()
+        self._open_committer: OpenCommitter = parts.open_committer or self._default_committer()
+        topic: Topic = parts.topic or Topic.open(config, store=parts.store, runtime=self._runtime)
         self._store = topic.store
         self._topic = CachedTopic(topic, self._runtime, refresh_s)
         self._pool = ProducerPool(self._open, self._runtime)
@@ -547,9 +540,10 @@ class TopicProducer(FamiliarNames, Closeable):
         config = Topic.config_of(partition, self._config)
         share = max(1, len(self._topic.get().active))
         config = replace(config, max_buffered_bytes=max(1, config.max_buffered_bytes // share))
-        return Producer(
-            config, store=self._store, runtime=self._runtime, open_committer=self._open_committer
+        parts = internals(
+            store=self._store, runtime=self._runtime, open_committer=self._open_committer
         )
+        return Producer(config, **parts)
 
     def _next_partition(self, active: Sequence[str]) -> str:
         self._calls += 1  # not atomic, but harmless: two threads use one partition

@@ -47,11 +47,12 @@ from typing import Any, Unpack
 
 from opendata_buffer import errors
 from opendata_buffer.arguments import check_fields, checked
-from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ProducerConfig
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ProducerConfig, ProducerSettings
 from opendata_buffer.consumer.batches import DeliveredBatch
 from opendata_buffer.familiar_names import OF_PUBLISHERS, FamiliarNames
 from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.hints import Action, Hint
+from opendata_buffer.internal_parts import internals, take_parts
 from opendata_buffer.messages import (
     CLOCK_MAX,
     CONTINUE_TXN,
@@ -302,10 +303,6 @@ class Publisher(FamiliarNames, Closeable):
             transaction that the last one committed, rolls back others, and fences an instance that
             still runs. Without a name (default), the caller saves the intents.
         config: Settings of each partition's producer. The ``store`` of the topic replaces its own.
-        store: An opened store, for tests and this library. Default: opened from the configuration.
-        runtime: Clock and threads, for tests. Default: those of the system.
-        open_committer: Opens the committer of a partition, for tests and this library.
-        entropy: Returns random bytes, for tests. Default: those of the system.
         **settings: Fields of the configuration, by name.
 
     Raises:
@@ -324,18 +321,17 @@ class Publisher(FamiliarNames, Closeable):
         name: str | None = None,
         *,
         config: ProducerConfig | None = None,
-        store: Store | None = None,
-        runtime: Runtime | None = None,
-        open_committer: OpenCommitter | None = None,
-        entropy: Callable[[int], bytes] = secrets.token_bytes,
-        **settings: Any,
+        **settings: Unpack[ProducerSettings],
     ) -> None:
         check_interpreter()
+        given, parts = take_parts(settings, "store", "runtime", "open_committer", "entropy")
+        entropy: Callable[[int], bytes] = parts.entropy or secrets.token_bytes
+        store: Store | None = parts.store
         url = topic.url if isinstance(topic, Topic) else fspath(topic)
         if isinstance(topic, Topic) and store is None:
             store = topic.store
-        self._config = ProducerConfig.of(config or url, {**settings, "store": url})
-        self._runtime = runtime or SystemRuntime()
+        self._config = ProducerConfig.of(config or url, {**given, "store": url})
+        self._runtime: Runtime = parts.runtime or SystemRuntime()
         self._entropy = entropy
         self._condition = self._runtime.condition()
         store = store or open_store(url, self._config.store_options)
@@ -368,10 +364,12 @@ class Publisher(FamiliarNames, Closeable):
                 self._coordinator.recover(self._app, _QUERY, opened.description.names)
         self._producer = TopicProducer(
             self._config,
-            store=self._store,
-            runtime=self._runtime,
-            open_committer=open_committer or self._default_committer(),
-            topic=opened,
+            **internals(
+                store=self._store,
+                runtime=self._runtime,
+                open_committer=parts.open_committer or self._default_committer(),
+                topic=opened,
+            ),
         )
 
     def _default_committer(self) -> OpenCommitter:
