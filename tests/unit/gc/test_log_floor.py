@@ -11,7 +11,7 @@ from opendata_buffer import CorruptData, metrics
 from opendata_buffer import gc as module
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.gc import GcReport
+from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.queue.log import Log
 from tests.support.log_fixture import DAY_S, KEY, WEEK_MS, LogFixture, read, small
 
@@ -204,8 +204,9 @@ def test_a_move_that_fails_does_not_fail_the_cycle(
     assert (fixture.index().end, fixture.index().floor) == (0, 30)
 
 
+@pytest.mark.parametrize("sees_positions", [True, False])
 def test_a_reader_that_registers_while_the_floor_is_raised_keeps_what_it_may_read(
-    monkeypatch: pytest.MonkeyPatch,
+    sees_positions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fixture = LogFixture()
     fixture.append(40)
@@ -219,6 +220,9 @@ def test_a_reader_that_registers_while_the_floor_is_raised_keeps_what_it_may_rea
         return found
 
     monkeypatch.setattr(module, "read_positions", then_register)
+    # Each of the two defenses is enough: the position without a name, and the changed index.
+    if not sees_positions:
+        monkeypatch.setattr(GarbageCollector, "_unnamed_readers", lambda *_: {})
     assert fixture.collect() == 0
     assert (fixture.index().readers, fixture.index().floor) == (("late", "reader"), 0)
     assert read(late[0]) == [*range(40)]
@@ -327,3 +331,82 @@ def test_f46_a_reader_that_an_old_index_does_not_name_expires_like_any_other() -
     fixture.store.put("ingest/_readers/unreadable.json", b"{}")
     fixture.collector().run_once()
     assert fixture.index().floor == 10
+
+
+def without_name(fixture: LogFixture, *names: str) -> None:
+    """Take readers off the index, and leave their positions."""
+    log = Log(fixture.store, fixture.config, fixture.runtime)
+    log.change(lambda index: index and index.without_readers(names))
+
+
+def test_f46_a_position_without_a_name_counts_up_to_the_expiry_time() -> None:
+    for late_ms, floor in ((0, 3), (1, 10)):
+        fixture = LogFixture()
+        fixture.append(10)
+        done, new = fixture.reader("done"), fixture.reader("new")
+        read(new, 3)
+        moved_ms = fixture.runtime.now_ms()
+        without_name(fixture, "new")
+        fixture.runtime.set_wall_clock(moved_ms + WEEK_MS + late_ms)
+        read(done)
+        fixture.collector().run_once()
+        assert fixture.index().floor == floor
+
+
+def test_f46_an_unreadable_position_without_a_name_does_not_hide_the_next_one() -> None:
+    fixture = LogFixture()
+    fixture.append(10)
+    done, new = fixture.reader("done"), fixture.reader("new")
+    read(new, 3)
+    read(done)
+    without_name(fixture, "new")
+    fixture.store.put("ingest/_readers/a-damaged-one.json", b"{}")
+    fixture.runtime.advance(3_600)
+    fixture.collector().run_once()
+    assert fixture.index().floor == 3
+
+
+def test_f46_a_position_without_a_name_that_lost_its_batches_keeps_nothing() -> None:
+    fixture = LogFixture()
+    fixture.append(10)
+    done, new = fixture.reader("done"), fixture.reader("new")
+    read(new, 3)
+    read(done, 5)
+    without_name(fixture, "new")
+    log = Log(fixture.store, fixture.config, fixture.runtime)
+    log.change(lambda index: index and index.with_floor(5))
+    read(done)
+    fixture.runtime.advance(3_600)
+    fixture.collector().run_once()
+    assert fixture.index().floor == 10
+
+
+def test_a_part_of_what_all_readers_have_read_is_within_the_retention() -> None:
+    fixture = LogFixture(retention_ms=3_600_000)
+    fixture.append(20)
+    fixture.runtime.advance(7_200)
+    fixture.append(20)
+    read(fixture.reader("reader"))
+    fixture.collector().run_once()
+    assert fixture.index().floor == 20
+
+
+def test_a_cycle_that_raises_no_floor_does_not_look_for_positions_without_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fixture = LogFixture()
+    fixture.append(10)
+    reader = fixture.reader("reader")
+    listed: list[int] = []
+    stored_readers = module.stored_readers
+
+    def noted(log: Log) -> Any:
+        listed.append(1)
+        return stored_readers(log)
+
+    monkeypatch.setattr(module, "stored_readers", noted)
+    fixture.collector().run_once()
+    assert listed == []
+    read(reader, 5)
+    fixture.collector().run_once()
+    assert listed == [1]
