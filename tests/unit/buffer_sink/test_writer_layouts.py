@@ -9,6 +9,7 @@ import pytest
 
 from buffer_sink.foreach_batch import foreach_batch_writer
 from buffer_sink.options import SinkOptions
+from buffer_sink.writer import WriteRefused
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.open import open_store
@@ -30,7 +31,7 @@ def test_f51_a_write_over_the_batches_of_an_exporter_is_refused_before_its_first
 ) -> None:
     batches = export(open_store(str(tmp_path)), b"a", b"b", b"c")
     before = files(tmp_path)
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(WriteRefused, match=r"^PrefixConflict: ") as caught:
         made(tmp_path, dataPathPrefix=DATA)
     assert f'.option("manifestPath", "{MANIFEST}")' in str(caught.value)
     assert "manifest_path" not in str(caught.value)
@@ -66,7 +67,9 @@ def test_foreach_batch_writer_takes_the_manifest_in_snake_case(tmp_path: Path) -
 def test_a_manifest_is_refused_for_a_topic(tmp_path: Path) -> None:
     Topic.create(str(tmp_path), 1)
     for prefix in ({}, {"dataPathPrefix": "p-00000"}):
-        with pytest.raises(InvalidInput, match=r'Leave out \.option\("manifestPath", "m"\)'):
+        with pytest.raises(
+            WriteRefused, match=r'^InvalidInput: .* Leave out \.option\("manifestPath", "m"\)'
+        ):
             made_batch(tmp_path, manifestPath="m", **prefix)
 
 

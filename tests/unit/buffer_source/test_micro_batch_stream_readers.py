@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from buffer_source import batch_reader, micro_batch_stream
+from buffer_source import micro_batch_stream
 from buffer_source.batch_reader import select
 from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset, view_of
 from buffer_source.stream_reader import _with_advice
 from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.consumer import read_only
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.gc import GarbageCollector
@@ -254,7 +255,7 @@ def test_batch_reads_of_adjacent_time_ranges_have_each_batch_once(source: Source
 def test_a_time_range_of_a_log_does_not_read_all_of_it(
     source: SourceLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_reader, "MOST_NOTED", 8)
+    monkeypatch.setattr(read_only, "MOST_NOTED", 8)
     source.each(100)
     source.runtime.advance(60)
     since = source.runtime.now_ms()

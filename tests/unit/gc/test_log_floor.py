@@ -381,12 +381,14 @@ def test_f46_a_position_without_a_name_that_lost_its_batches_keeps_nothing() -> 
     assert fixture.index().floor == 10
 
 
-def test_a_part_of_what_all_readers_have_read_is_within_the_retention() -> None:
+@pytest.mark.parametrize("has_reader", [True, False])
+def test_a_part_of_what_all_readers_have_read_is_within_the_retention(has_reader: bool) -> None:
     fixture = LogFixture(retention_ms=3_600_000)
     fixture.append(20)
     fixture.runtime.advance(7_200)
     fixture.append(20)
-    read(fixture.reader("reader"))
+    if has_reader:
+        read(fixture.reader("reader"))
     fixture.collector().run_once()
     assert fixture.index().floor == 20
 

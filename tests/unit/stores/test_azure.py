@@ -274,5 +274,5 @@ def test_a_token_is_not_sent_without_tls() -> None:
 def test_the_error_without_an_account_says_what_to_set() -> None:
     with pytest.raises(InvalidInput, match=r"names no storage account: set AZURE_STORAGE_ACCOUNT"):
         connect("", StoreOptions())
-    with pytest.raises(InvalidInput, match="is no URL of a server"):
+    with pytest.raises(InvalidInput, match="has no scheme that a store understands"):
         connect("", StoreOptions(endpoint_url="ftp://x"))

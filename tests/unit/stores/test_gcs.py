@@ -200,9 +200,14 @@ def test_the_option_wins_over_the_environment(
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "https://"])
-def test_an_endpoint_that_is_not_a_url_is_refused(endpoint: str) -> None:
+def test_an_endpoint_that_is_not_a_url_is_refused(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidInput, match="has no scheme that a store understands"):
+        StoreOptions(endpoint_url=endpoint)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
     with pytest.raises(InvalidInput, match="is no URL of a server"):
-        connect(StoreOptions(endpoint_url=endpoint))
+        connect(StoreOptions())
 
 
 def test_a_secret_in_the_environments_endpoint_is_not_shown(

@@ -70,7 +70,7 @@ def test_the_bucket_is_in_the_path_except_at_amazon() -> None:
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        (StoreOptions(endpoint_url="junk"), "Invalid endpoint: junk"),
+        (StoreOptions(endpoint_url="http://a b"), "Invalid endpoint: http://a b"),
         (StoreOptions(profile="nobody"), r"profile \(nobody\) could not be found"),
     ],
 )
