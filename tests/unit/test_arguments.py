@@ -544,8 +544,10 @@ def test_a_public_function_refuses_arguments_of_the_wrong_type(
             names = (parameter, parameter.rstrip("s"), *ALSO_CALLED.get(parameter, ()))
             assert any(each in text for each in names), f"{where}: {text}"
             shown = [type(value).__name__]
-            if value is None:
-                shown.append("None")
+            if value is None or isinstance(
+                value, str
+            ):  # a choice between names shows the wrong one
+                shown.append(repr(value))
             if isinstance(value, list | dict):
                 shown += [type(element).__name__ for element in value]
             assert any(each in text for each in shown), f"{where}: {text}"
