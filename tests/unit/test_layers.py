@@ -197,6 +197,7 @@ def test_only_one_module_does_compare_and_swap(module: str) -> None:
 
 UNIT_TESTS = ROOT / "tests" / "unit"
 ABOUT_THE_REPOSITORY = {
+    "test_typing.py": "the annotations of the public API, for type checkers",
     "test_docstrings.py": "compares the docstrings of all modules with the errors raised there",
     "test_exports.py": "checks the public names of the root package",
     "test_failures.py": "checks core/failures.md",
