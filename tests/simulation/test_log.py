@@ -201,6 +201,8 @@ class LogCluster(Cluster):
         super().__init__(seed, LogModel)
         self.names = [f"reader{n}" for n in range(1 + self.draw(3))]
         self.sinks: dict[str, LogModel] = {}
+        self.seek_share = 0.03
+        """Share of the reads before which a running reader moves itself."""
         self.seeks = 0
         """How often a running reader moved itself."""
 
@@ -323,7 +325,7 @@ class Follower:
             seeks = 0
             while True:
                 try:
-                    if self._cluster.chance(0.03):
+                    if self._cluster.seek_share and self._cluster.chance(self._cluster.seek_share):
                         seeks += self._seek(node, consumer, seeks)
                     batch = consumer.next_batch()
                     if batch is None:

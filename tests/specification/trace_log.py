@@ -62,6 +62,7 @@ class TracedLogCluster(RecordedCluster, LogCluster):
         self.names = self.names[:2]
         self.idle_s = 1.0
         self.request_faults = 0.003
+        self.seek_share = 0  # Log.tla has the resets of an operator, and no seeks of a reader.
         # With wrong clocks a collector would delete nothing, and the trace would show little.
         self.disturbances = ("kill", "short pause", "outage", "zombie")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
