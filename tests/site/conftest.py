@@ -62,7 +62,9 @@ def site(built: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while Playwright runs, its event loop runs in this thread, and asyncio.run()
+# in a test of another module would be refused.
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with chromium(tmp_path_factory.mktemp("profile"), offline=False) as context:
         yield context
