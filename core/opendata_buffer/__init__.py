@@ -23,7 +23,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from opendata_buffer import errors
+from opendata_buffer import errors, lazy_names
 from opendata_buffer.errors import *  # noqa: F403  (its __all__, here and below)
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ _NAMES = {
     "topic.topic": ["Topic"],
     "values": ["ValueOptions"],
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = lazy_names.modules_of(_NAMES)
 
 __all__ = sorted([*errors.__all__, *_MODULES])
 
@@ -108,17 +108,7 @@ __all__ = sorted([*errors.__all__, *_MODULES])
 def __getattr__(name: str) -> Any:
     if name == "admin":
         return import_module(f"{__name__}.admin")
-    if name not in _MODULES:
-        text = f"module {__name__!r} has no attribute {name!r}"
-        if not name.startswith("_"):
-            from opendata_buffer.familiar_names import OF_PACKAGE
-
-            if name in OF_PACKAGE:
-                text += f": use {OF_PACKAGE[name]}"
-        raise AttributeError(text, name=name)
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # The next access finds it here.
-    return value
+    return lazy_names.load(globals(), _MODULES, name, "OF_PACKAGE")
 
 
 def __dir__() -> list[str]:

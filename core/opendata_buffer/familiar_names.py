@@ -361,17 +361,17 @@ OF_TOPICS = _table(
 )  # fmt: skip
 
 OF_PACKAGE = _table(
-    ("KafkaProducer AIOKafkaProducer SerializingProducer PublisherClient Writer", "Producer"),
+    ("KafkaProducer AIOKafkaProducer SerializingProducer PublisherClient Writer", "use Producer"),
     ("KafkaConsumer AIOKafkaConsumer DeserializingConsumer SubscriberClient Reader Receiver",
-     "Consumer"),
-    ("Queue Client connect Session client open create_queue", "Producer and Consumer"),
-    ("AdminClient KafkaAdminClient Admin", "opendata_buffer.admin"),
-    ("Message ConsumerRecord Entry", "Record"),
-    ("peek scan read_all to_arrow to_pandas read_table read_queue", "read(url)"),
-    ("status describe info lag", "opendata_buffer.admin.describe(url)"),
+     "use Consumer"),
+    ("Queue Client connect Session client open create_queue", "use Producer and Consumer"),
+    ("AdminClient KafkaAdminClient Admin", "use opendata_buffer.admin"),
+    ("Message ConsumerRecord Entry", "use Record"),
+    ("peek scan read_all to_arrow to_pandas read_table read_queue", "use read(url)"),
+    ("status describe info lag", "use opendata_buffer.admin.describe(url)"),
     ("create_topic list_readers enable_log list_partitions topics list_topics",
-     "opendata_buffer.admin"),
-    ("TransactionalProducer Transactional", "Publisher"),
-    ("KafkaException KafkaError Error BufferError Exception", "OpenDataBufferError"),
+     "use opendata_buffer.admin"),
+    ("TransactionalProducer Transactional", "use Publisher"),
+    ("KafkaException KafkaError Error BufferError Exception", "use OpenDataBufferError"),
 )  # fmt: skip
-"""Names in the package, and the name to import."""
+"""Names in the package."""

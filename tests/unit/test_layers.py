@@ -26,6 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"hints"}),
     frozenset({"errors"}),
     frozenset({"arguments", "familiar_names", "internal_parts"}),
+    frozenset({"lazy_names"}),
     frozenset({"runtime"}),
     frozenset({"metrics", "formats", "framing", "outcomes"}),
     frozenset({"config", "messages", "values"}),

@@ -6,8 +6,9 @@ them is first used. The command line is in ``cli``, and does the same.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from opendata_buffer import lazy_names
 
 if TYPE_CHECKING:
     from opendata_buffer.admin.operations import UNCHANGED as UNCHANGED
@@ -48,23 +49,13 @@ _NAMES = {
     "readers": ["LogSettings", "ReaderStatus", "ResetPlan"],
     "queue_status": ["Status", "TopicStatus"],
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = lazy_names.modules_of(_NAMES)
 
 __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        text = f"module {__name__!r} has no attribute {name!r}"
-        if not name.startswith("_"):
-            from opendata_buffer.familiar_names import OF_ADMIN
-
-            if name in OF_ADMIN:
-                text += f": {OF_ADMIN[name]}"
-        raise AttributeError(text, name=name)
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # The next access finds it here.
-    return value
+    return lazy_names.load(globals(), _MODULES, name, "OF_ADMIN")
 
 
 def __dir__() -> list[str]:
