@@ -115,12 +115,12 @@ def check_on_delivery(function: object) -> None:
     """Refuse a callback that is not a function.
 
     Args:
-        function: The callback of a call.
+        function: The callback of a call; None if it has none.
 
     Raises:
         InvalidInput: It cannot be called.
     """
-    if not callable(function):
+    if function is not None and not callable(function):
         raise wrong_type("on_delivery", function, "a function of (error, durable)")
 
 
@@ -242,8 +242,10 @@ class Handle(Future[Result], ABC):
         """
         self._when_done(partial(callback, self))
 
-    def _report_to(self, on_delivery: OnDelivery[Result]) -> Self:
-        """Call ``on_delivery`` with the error or the result, and return the handle."""
+    def _report_to(self, on_delivery: OnDelivery[Result] | None) -> Self:
+        """Call ``on_delivery``, if any, with the error or the result, and return the handle."""
+        if on_delivery is None:
+            return self
 
         def report() -> None:
             try:

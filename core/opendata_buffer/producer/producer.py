@@ -302,8 +302,7 @@ class Producer(FamiliarNames, Closeable):
             records = given_records("produce", records, others)  # type: ignore[arg-type]
         if on_delivery is not None:
             check_on_delivery(on_delivery)
-            handle = self.produce(records, metadata, transaction, message)
-            return handle._report_to(on_delivery)
+            return self.produce(records, metadata, transaction, message)._report_to(on_delivery)
         return self._accept(
             self._prepare(records, metadata, transaction=transaction, message=message)
         )
@@ -344,12 +343,11 @@ class Producer(FamiliarNames, Closeable):
             OpenDataBufferError: As :meth:`produce`.
         """
         records = given_records("produce_async", records, others)  # type: ignore[arg-type]
-        if on_delivery is not None:
-            check_on_delivery(on_delivery)
+        check_on_delivery(on_delivery)
         handle = await self._accept_async(
             self._prepare(records, metadata, transaction=transaction, message=message)
         )
-        return handle if on_delivery is None else handle._report_to(on_delivery)
+        return handle._report_to(on_delivery)
 
     async def _accept_async(self, request: ProduceRequest) -> WriteHandle:
         """Accept a prepared request as :meth:`_accept` does, without blocking the event loop."""

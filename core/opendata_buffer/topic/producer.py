@@ -455,8 +455,7 @@ class TopicProducer(FamiliarNames, Closeable):
         if self._topic.is_outdated:
             await asyncio.to_thread(self._topic.get)
         on_delivery = options.pop("on_delivery", None)
-        if on_delivery is not None:
-            check_on_delivery(on_delivery)
+        check_on_delivery(on_delivery)
         parts = self._parts(records, **options)
         names = list(parts)
         if not self._pool.has(names):
@@ -464,8 +463,7 @@ class TopicProducer(FamiliarNames, Closeable):
         with self._pool.using(names) as producers:
             calls = {name: producers[name]._prepare(*part) for name, part in parts.items()}
             handles = {name: await producers[name]._accept_async(calls[name]) for name in names}
-        handle = TopicHandle(handles, self._runtime)
-        return handle if on_delivery is None else handle._report_to(on_delivery)
+        return TopicHandle(handles, self._runtime)._report_to(on_delivery)
 
     def _produce_by(
         self,
@@ -488,15 +486,13 @@ class TopicProducer(FamiliarNames, Closeable):
             OpenDataBufferError: As :meth:`produce`.
         """
         on_delivery = options.pop("on_delivery", None)
-        if on_delivery is not None:
-            check_on_delivery(on_delivery)
+        check_on_delivery(on_delivery)
         parts = self._parts(records, **options)
         with self._pool.using(list(parts)) as producers:
             # Check all parts before the first one is accepted.
             calls = {name: producers[name]._prepare(*part) for name, part in parts.items()}
             handles = {name: accept(name, producers[name], call) for name, call in calls.items()}
-        handle = TopicHandle(handles, self._runtime)
-        return handle if on_delivery is None else handle._report_to(on_delivery)
+        return TopicHandle(handles, self._runtime)._report_to(on_delivery)
 
     @checked
     def flush(self, timeout: float | None = None) -> None:
