@@ -353,16 +353,18 @@ def _range(
 ) -> _Range:
     config, store, runtime = queue.config, queue.store, queue.runtime
     source = queue.reader()
-    if source.find() is None:
+    if (manifest := source.find()) is None:
         if must_exist:
             raise no_such_queue(store, config)
         return _Range(queue, partition, Manifest.empty(), 0, 0)
-    view = source.view()
+    view: Manifest | LogView
     if request.reader is not None:
+        view = log_ = view_of(queue)
+        begin = reader_of(queue, log_, request.reader).next_sequence
         # The log may have deleted batches that an expired reader did not read.
-        begin = reader_of(queue, view_of(queue), request.reader).next_sequence
         begin = min(max(begin, view.first_sequence), view.next_sequence)
     else:
+        view = source.view(manifest=manifest)
         begin = _sequence(queue, view, start, request)
     until = view.next_sequence if end.is_latest else _end(queue, view, end)
     if request.start == EARLIEST and isinstance(view, Manifest) and view.first_sequence:
@@ -374,7 +376,7 @@ def _range(
 def _sequence(queue: Target, view: Manifest | LogView, place: Place, request: Request) -> int:
     """Return the sequence of a start, or report that the batches from there on are gone."""
     first = view.first_sequence
-    if (wanted := _number(place)) is None or wanted >= first:
+    if (wanted := place.named_sequence) is None or wanted >= first:
         return _resolved(queue, view, place)
     key = queue.config.manifest_path
     if not request.allow_data_loss:
@@ -385,12 +387,8 @@ def _sequence(queue: Target, view: Manifest | LogView, place: Place, request: Re
 
 def _end(queue: Target, view: Manifest | LogView, place: Place) -> int:
     # Nothing is lost if all batches before the end are gone: it is the start that asks for them.
-    wanted, first = _number(place), view.first_sequence
+    wanted, first = place.named_sequence, view.first_sequence
     return first if wanted is not None and wanted < first else _resolved(queue, view, place)
-
-
-def _number(place: Place) -> int | None:
-    return place.sequence if place.position is None else place.position.sequence + 1
 
 
 def _resolved(queue: Target, view: Manifest | LogView, place: Place) -> int:

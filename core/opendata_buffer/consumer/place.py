@@ -69,9 +69,14 @@ class Place:
         return self.text == LATEST
 
     @property
+    def named_sequence(self) -> int | None:
+        """The sequence of the first batch after the place, if the place itself says so."""
+        return self.sequence if self.position is None else self.position.sequence + 1
+
+    @property
     def is_of_one_queue(self) -> bool:
         """Whether this place has a meaning in one queue only, as a sequence does."""
-        return self.sequence is not None or self.position is not None
+        return self.named_sequence is not None
 
     @classmethod
     def parse(cls, text: str) -> Place:
@@ -157,7 +162,7 @@ class Place:
         if self.since_ms is not None:
             return view.since(self.since_ms)
         first, end = view.first_sequence, view.next_sequence
-        wanted = self.sequence
+        wanted = self.named_sequence
         if self.position is not None:
             own = view.index.queue_id if isinstance(view, LogView) else queue_id
             if own and self.position.queue_id not in ("", own):
@@ -166,7 +171,6 @@ class Place:
                     f"{config.manifest_path!r} in {url}, which is {own}: the queue was deleted and "
                     "created again, or the store or the prefix was changed."
                 )
-            wanted = self.position.sequence + 1
         if wanted is None:
             return first if self.is_earliest else end
         if first <= wanted <= end:

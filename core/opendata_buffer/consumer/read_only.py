@@ -152,17 +152,20 @@ class ReadOnlyReader:
             self._marker_checked = True
         return manifest
 
-    def view(self, needed: int | None = None) -> Manifest | LogView:
+    def view(
+        self, needed: int | None = None, manifest: Manifest | None = None
+    ) -> Manifest | LogView:
         """Read the queue, and for a log its index, too.
 
         Args:
             needed: The first sequence to be read; None for the oldest. The index of a log is read
                 once, after the manifest, and again if this sequence is not in the manifest.
+            manifest: The manifest, if :meth:`find` has just returned it. Default: read it.
 
         Returns:
             The manifest as it is now; for a log, everything that it keeps.
         """
-        manifest = self.find() or Manifest.empty()
+        manifest = manifest or self.find() or Manifest.empty()
         index = self._log.last_seen
         wanted = manifest.first_sequence if needed is None else needed
         if self._view is None or wanted < manifest.first_sequence:
