@@ -125,6 +125,7 @@ class LogSettings:
             kept for it any more.
         registered: Readers of other partitions that this call registered here, and the sequences at
             which they begin.
+        readers: All readers of the log.
     """
 
     partition: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import CorruptData, metrics
+from opendata_buffer import Consumer, CorruptData, metrics
 from opendata_buffer import gc as module
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.manifest import NewEntry
@@ -320,12 +320,7 @@ def test_f46_an_index_and_a_marker_that_are_restored_together_lose_no_batch_of_a
 
 
 def test_f46_a_reader_that_an_old_index_does_not_name_expires_like_any_other() -> None:
-    fixture = LogFixture()
-    fixture.append(10)
-    done, new = fixture.reader("done"), fixture.reader("new")
-    read(new, 3)
-    log = Log(fixture.store, fixture.config, fixture.runtime)
-    log.change(lambda index: index and index.without_readers(["new"]))
+    fixture, done = with_a_position_without_a_name()
     fixture.runtime.advance(7 * DAY_S + 1)
     read(done)
     fixture.store.put("ingest/_readers/unreadable.json", b"{}")
@@ -333,20 +328,24 @@ def test_f46_a_reader_that_an_old_index_does_not_name_expires_like_any_other() -
     assert fixture.index().floor == 10
 
 
-def without_name(fixture: LogFixture, *names: str) -> None:
-    """Take readers off the index, and leave their positions."""
+def with_a_position_without_a_name() -> tuple[LogFixture, Consumer]:
+    """Return a log of 10 batches, and its reader, which has read nothing.
+
+    The index does not name a second reader, which has read 3 batches.
+    """
+    fixture = LogFixture()
+    fixture.append(10)
+    done, new = fixture.reader("done"), fixture.reader("new")
+    read(new, 3)
     log = Log(fixture.store, fixture.config, fixture.runtime)
-    log.change(lambda index: index and index.without_readers(names))
+    log.change(lambda index: index and index.without_readers(["new"]))
+    return fixture, done
 
 
 def test_f46_a_position_without_a_name_counts_up_to_the_expiry_time() -> None:
     for late_ms, floor in ((0, 3), (1, 10)):
-        fixture = LogFixture()
-        fixture.append(10)
-        done, new = fixture.reader("done"), fixture.reader("new")
-        read(new, 3)
+        fixture, done = with_a_position_without_a_name()
         moved_ms = fixture.runtime.now_ms()
-        without_name(fixture, "new")
         fixture.runtime.set_wall_clock(moved_ms + WEEK_MS + late_ms)
         read(done)
         fixture.collector().run_once()
@@ -354,12 +353,8 @@ def test_f46_a_position_without_a_name_counts_up_to_the_expiry_time() -> None:
 
 
 def test_f46_an_unreadable_position_without_a_name_does_not_hide_the_next_one() -> None:
-    fixture = LogFixture()
-    fixture.append(10)
-    done, new = fixture.reader("done"), fixture.reader("new")
-    read(new, 3)
+    fixture, done = with_a_position_without_a_name()
     read(done)
-    without_name(fixture, "new")
     fixture.store.put("ingest/_readers/a-damaged-one.json", b"{}")
     fixture.runtime.advance(3_600)
     fixture.collector().run_once()
@@ -367,12 +362,8 @@ def test_f46_an_unreadable_position_without_a_name_does_not_hide_the_next_one() 
 
 
 def test_f46_a_position_without_a_name_that_lost_its_batches_keeps_nothing() -> None:
-    fixture = LogFixture()
-    fixture.append(10)
-    done, new = fixture.reader("done"), fixture.reader("new")
-    read(new, 3)
+    fixture, done = with_a_position_without_a_name()
     read(done, 5)
-    without_name(fixture, "new")
     log = Log(fixture.store, fixture.config, fixture.runtime)
     log.change(lambda index: index and index.with_floor(5))
     read(done)
