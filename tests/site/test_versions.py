@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.site.conftest import served
 from tests.support.browser import needs_chromium
-from tools.releases import listed, publish
+from tools.sites import listed, publish
 
 
 def test_versions_are_ordered_by_their_numbers_and_the_newest_is_the_latest() -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tools.releases public    # public/0.1.0/, public/versions.json, public/index.html
+    python -m tools.sites public    # public/VERSION/, public/versions.json, public/index.html
 
 Publish the folder as it is; it needs no service. Run the command in a checkout of each release,
 with the folder that has the earlier ones: they stay as they are. Each page has a menu of all
@@ -89,5 +89,5 @@ def publish(out: Path) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m tools.releases FOLDER")
+        sys.exit("usage: python -m tools.sites FOLDER")
     print(publish(Path(sys.argv[1])))
