@@ -129,9 +129,9 @@ def module_of(name: str) -> str:
 
 
 def settings_of(name: str, *, whole: bool = False, fault: str = "") -> str:
-    """Return the text of a configuration.
+    r"""Return the text of a configuration.
 
-    A line ``\\* whole: X = 3`` in it replaces the small ``X`` if ``whole`` is true. A line ``\\*
+    A line ``\* whole: X = 3`` in it replaces the small ``X`` if ``whole`` is true. A line ``\*
     fault: this; X = 3`` replaces it if ``fault`` is ``this``.
     """
     text = (FOLDER / f"{name}.cfg").read_text()
@@ -202,9 +202,9 @@ def check(
 
 
 def actions_of(module: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the actions in the module's ``Next``, each with the lines about the code above it.
+    r"""Return the actions in the module's ``Next``, each with the lines about the code above it.
 
-    Such a line names a file and the code in it that does the action: ``\\* core/.../gc.py:
+    Such a line names a file and the code in it that does the action: ``\* core/.../gc.py:
     plan``.
     """
     text = (FOLDER / f"{module}.tla").read_text()
