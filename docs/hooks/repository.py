@@ -10,6 +10,7 @@ from __future__ import annotations
 import html as entities
 import posixpath
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
+_BADGE = re.compile(r"^\[!\[.*\n", re.MULTILINE)
 _INLINE_CODE = re.compile(r"<code>([^<>\n]+)</code>")
 _COMMANDS = re.compile(r'<div class="language-(?:sh|console) highlight">.*?</div>', re.DOTALL)
 _OPTION = re.compile(r"(?<![\w&-])--?[a-z][\w-]*")
@@ -57,13 +59,16 @@ def outside_pages() -> dict[str, str]:
 def page_text(path: str) -> str:
     """Return the Markdown of the page at ``path``, with a program in a block of code.
 
-    Search ranks guides above decisions, the changelog, and programs. The README is the home page.
+    Search ranks guides above decisions, the changelog, and programs. The README is the home page,
+    without its badges: the site loads nothing from other hosts.
     """
     text = (ROOT / path).read_text(encoding="utf-8")
     if not path.endswith(".md"):
         language = "python" if path.endswith(".py") else "yaml"
         text = f"# {path}\n\n```{language}\n{text}```\n"
-    return text if path == "README.md" else f"---\nsearch:\n  boost: 0.001\n---\n\n{text}"
+    if path == "README.md":
+        return _BADGE.sub("", text)
+    return f"---\nsearch:\n  boost: 0.001\n---\n\n{text}"
 
 
 def relinked(markdown: str, source: str, target: str) -> str:
@@ -85,6 +90,13 @@ def relinked(markdown: str, source: str, target: str) -> str:
 
     parts = _CODE.split(markdown)  # the odd ones are code
     return "".join(part if index % 2 else _LINK.sub(link, part) for index, part in enumerate(parts))
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version of the package at the end of each page."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    config.copyright = f"opendata-buffer {project['version']}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -205,6 +205,8 @@ ABOUT_THE_REPOSITORY = {
     "test_layers.py": "checks the imports of all modules",
     "test_packaging.py": "checks the packages that pyproject.toml builds",
     "test_references.py": "checks the references in the docstrings of all modules",
+    "test_repository_files.py": "checks .github, the version, and what newcomers read first",
+    "test_upgrade.py": "compares the pages about the release with the code and the figures",
     "test_site.py": "checks docs/hooks.py and the site that it helps to build",
 }
 """Test files that are not about one module or package, with the thing that each one is about."""

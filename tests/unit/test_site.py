@@ -6,7 +6,9 @@ import importlib.util
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +43,14 @@ def test_the_readme_is_the_home_page_with_its_picture() -> None:
     assert "](figures/data-flow.svg)" in text
     assert "[Tutorial](tutorial/first-queue.md)" in text
     assert "](docs/" not in text
+    assert "![" in text.replace("[![", "")
+    assert "badge" not in text
+
+
+def test_every_page_shows_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    config = hook.on_config(SimpleNamespace(copyright=None))
+    assert config.copyright == f"opendata-buffer {project['version']}"
 
 
 @pytest.mark.skipif(ZENSICAL is None, reason="no Zensical: pip install zensical")
