@@ -131,6 +131,17 @@ def test_defaults_are_those_of_the_code(tmp_path: Path, monkeypatch: pytest.Monk
         assert stated == {name: used[name] for name in stated}
 
 
+def test_the_guide_s_short_tables_of_options_repeat_the_reference() -> None:
+    reference = dict(re.findall(r"</a>`(\w+)` \| (.*?) \|", text_of(OPTIONS)))
+    for title, known in (("Source options", SOURCE_OPTIONS), ("Sink options", SINK_OPTIONS)):
+        table = section("docs/how-to/spark.md", title)
+        short = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
+        assert len(short) >= 5
+        assert short.keys() <= set(known)
+        short.pop("minPartitions", None)  # the reference also says what register(spark) changes
+        assert short == {name: reference[name] for name in short}
+
+
 def test_exactly_the_existing_errors_are_explained() -> None:
     named = set(re.findall(r"`([A-Z][a-z]+[A-Za-z]+)`", text_of("docs/reference/errors.md")))
     groups = {"OpenDataBufferError", "StorageError", "CorruptData", "PoisonBatch"}
@@ -256,7 +267,7 @@ def test_every_setting_is_listed_with_its_default(title: str, made: Any, base: A
             assert stated == f"`{text}`", name
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/read-with-spark.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/spark.md"])
 def test_the_first_example_in_spark_is_followed_by_a_warning_that_reading_removes_records(
     page: str,
 ) -> None:
