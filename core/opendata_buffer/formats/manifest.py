@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import MIB, BytesLike, keep_freed_memory
@@ -458,7 +458,10 @@ class Manifest:
             raise self._named_error(error) from None
 
     def since(self, time_ms: int) -> int:
-        """Find the first entry with a record of this time or later, or without a time.
+        """Find the first entry with a record of this time or later.
+
+        An entry without a time may have any time. It counts as being as late as the next entry
+        that has one, so that nothing is skipped; see :func:`first_undated`.
 
         Args:
             time_ms: Milliseconds since the Unix epoch.
@@ -466,10 +469,8 @@ class Manifest:
         Returns:
             Its sequence; the next sequence if there is no such entry.
         """
-        for entry in self.entries():
-            if entry.time_ms is None or entry.latest_ms >= time_ms:
-                return entry.sequence
-        return self.next_sequence
+        later = (entry.sequence for entry in self.entries() if entry.latest_ms >= time_ms)
+        return first_undated(self, next(later, self.next_sequence))
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
         """Measure the age of the first entry from ``start`` on.
@@ -587,6 +588,52 @@ class Manifest:
         if self._queue is None:
             return error
         return CorruptManifest(f"{self._queue.place}: ", *error.args).at(self._queue)
+
+
+class Entries(Protocol):
+    """Entries in order, each one sequence after the one before, except at gaps."""
+
+    @property
+    def first_sequence(self) -> int:
+        """The first sequence that may have an entry."""
+
+    def entries(
+        self, start: int | None = None, limit: int | None = None
+    ) -> Sequence[BatchDescriptor]:
+        """Return up to ``limit`` entries from ``start`` on, up to a gap."""
+
+
+_UNDATED = 1_000  # entries without a time that are read at once
+
+
+def first_undated(view: Entries, before: int) -> int:
+    """Find the first of the entries without a time that lie directly before a sequence.
+
+    Other programs may write entries without metadata and with names that contain no time. Nobody
+    knows when they were written. They count as being as late as the next entry that has a time. So
+    a reader that begins at a time may read some of them too early, and never skips one.
+
+    Args:
+        view: A manifest or the view of a log.
+        before: The sequence that was found by its time, or the end.
+
+    Returns:
+        The sequence; ``before`` if the entry in front of it has a time, or is gone.
+
+    Raises:
+        CorruptData: The entries cannot be read.
+    """
+    limit = 1
+    while before > view.first_sequence:
+        start = max(view.first_sequence, before - limit)
+        for entry in reversed(view.entries(start, before - start)):
+            if entry.sequence != before - 1 or entry.time_ms is not None:
+                return before
+            before = entry.sequence
+        if before != start:
+            return before
+        limit = _UNDATED
+    return before
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:

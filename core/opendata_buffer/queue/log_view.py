@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.errors import CorruptData
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, first_undated
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex, end_of_gap, joined_ranges
 from opendata_buffer.queue.log_segments import SegmentGone
@@ -142,13 +143,21 @@ class LogView:
         return max(0, now_ms - found.named_ms) / 1000
 
     def since(self, time_ms: int) -> int:
-        """Return the first sequence with a record of this time or later, or else the end."""
+        """Return the first sequence with a record of this time or later, or else the end.
+
+        An entry without a time counts as being as late as the next entry that has one, as in
+        :meth:`.Manifest.since`.
+        """
         found = self.log.segments.sequence_since(self.index, time_ms)
-        if found is not None and found < self.index.end:
-            return min(max(found, self.first_sequence), self.next_sequence)
-        at = max(self.first_sequence, self.index.end)
-        later = (e.sequence for e in self.manifest.entries(at) if e.latest_ms >= time_ms)
-        return next(later, self.next_sequence)
+        if found is None or found >= self.index.end:
+            at = max(self.first_sequence, self.index.end)
+            later = (e.sequence for e in self.manifest.entries(at) if e.latest_ms >= time_ms)
+            found = next(later, self.next_sequence)
+        found = min(max(found, self.first_sequence), self.next_sequence)
+        try:
+            return first_undated(self, found)
+        except CorruptData:
+            return found  # A segment before this place is damaged: readers past it continue.
 
     def find(self, location: str, since: int) -> int | None:
         """Return the sequence of a location from ``since`` on. Reads the segments from there."""

@@ -556,8 +556,16 @@ def test_the_first_entry_since_a_time_is_found_by_the_latest_record_time() -> No
     manifest = Manifest.starting_at(40, 0).append(entries)
     found = [manifest.since(time_ms) for time_ms in (0, 5_000, 5_001, 9_000, 9_001)]
     assert found == [40, 40, 42, 42, 43]
-    # An entry without a time may have any time.
-    assert manifest.append([NewEntry("p/no time")]).since(99_000) == 43
+
+
+def test_an_entry_without_a_time_is_as_late_as_the_next_entry_that_has_one() -> None:
+    undated = NewEntry("p/no time")
+    dated = [NewEntry("p/a", (Metadata(0, time_ms),)) for time_ms in (1_000, 5_000)]
+    entries = [undated, dated[0], undated, undated, dated[1], undated]
+    manifest = Manifest.starting_at(40, 0).append(entries)
+    found = [manifest.since(time_ms) for time_ms in (0, 1_000, 1_001, 5_000, 5_001, 99_000)]
+    assert found == [40, 40, 42, 42, 45, 45]
+    assert Manifest.starting_at(7, 0).append([undated] * 2_500).since(99_000) == 7
 
 
 def test_the_latest_record_of_an_entry_is_not_always_its_last() -> None:

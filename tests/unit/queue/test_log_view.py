@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
-from opendata_buffer.queue.log_parts import (
-    Part,
-)
+from opendata_buffer.queue.log_parts import Part, parts_folder
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -69,6 +69,28 @@ def test_a_view_of_a_manifest_alone_reads_its_entries() -> None:
     assert since == [24, 24, 25, 29, 30]
     assert found.find(f"p/{ULID}.batch", 23) == 23
     assert found.find("p/none", 23) is None
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2, 3, 4, 5, 6])
+def test_an_entry_without_a_time_is_found_by_a_time_as_in_a_manifest(moved: int) -> None:
+    """``moved`` entries are in segments of two, and the others in the manifest."""
+    times = [None, 1_000, None, None, 5_000, None]
+    entries = [
+        NewEntry("p/x", () if time_ms is None else (Metadata(0, time_ms),)) for time_ms in times
+    ]
+    whole = Manifest.starting_at(0, 0).append(entries)
+    log = Log(MemoryStore(), QueueConfig(store="memory://x"), ManualRuntime())
+    parts = []
+    for first in range(0, moved, 2):
+        piece = whole.part(first, min(first + 2, moved))
+        part = Part.of(piece, f"part-{first}")
+        log.store.put(f"{parts_folder(log.config)}{part.name}", piece.raw)
+        parts.append(part)
+    index = LogIndex("q", moved, 0, (tuple(parts),) if parts else ())
+    rest = Manifest.starting_at(moved, 0).append(entries[moved:])
+    found = LogView(log, index, rest, 0, 3, "ingest/manifest")
+    for time_ms in (0, 1_000, 1_001, 5_000, 5_001, 99_000):
+        assert found.since(time_ms) == whole.since(time_ms)
 
 
 def test_a_request_for_no_entries_reads_no_segment() -> None:
