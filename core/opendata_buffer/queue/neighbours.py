@@ -11,6 +11,8 @@ Before a new queue is created, its place is checked, because some places lead to
       lake/orders/_owner.json          a queue at lake/orders
       lake/orders/eu/_owner.json       refused: its batches would be deleted
 
+  The same happens if the store itself is the data prefix of a queue, because someone wrote
+  ``s3://bucket/orders/ingest`` and meant ``s3://bucket/orders``.
 * **Next to the partitions of a topic.** The readers of the topic read only the partitions that its
   description ``_topic.json`` lists. They would never see this queue. The usual cause is a
   ``Producer`` where a ``TopicProducer`` was meant, or a partition name that was abbreviated from
@@ -27,12 +29,10 @@ process that may not read outside its prefix gets no answer and is allowed to co
 from __future__ import annotations
 
 import json
+from urllib.parse import urlsplit
 
 from opendata_buffer import errors
-from opendata_buffer.config import (
-    PARTITION_NAME,
-    QueueConfig,
-)
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, PARTITION_NAME, QueueConfig
 from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.marker import OWNER_NAME, owner_key
@@ -82,9 +82,10 @@ def check_prefix_is_free(store: Store, config: QueueConfig) -> None:
 
     Raises:
         InvalidInput: The prefix is inside or around that of another queue, or at, in or around a
-            topic.
+            topic; or the store is the data prefix of a queue.
         TransientStorageError: The store did not answer.
     """
+    check_not_within_queue(store, config)
     data_path_prefix = config.data_path_prefix
     parts = data_path_prefix.split("/")
     outer = ["/".join(parts[:length]) for length in range(len(parts))]
@@ -114,6 +115,59 @@ def check_prefix_is_free(store: Store, config: QueueConfig) -> None:
                 f"data prefix {data_path_prefix!r} lies around the topic at {folder!r}: a garbage "
                 f"collector may delete the topic's batches. Use a prefix beside {folder!r}."
             )
+
+
+def check_not_within_queue(store: Store, config: QueueConfig) -> None:
+    """Refuse a new queue or topic in a store that is the data prefix of a queue.
+
+    Args:
+        store: The opened store.
+        config: The new queue or topic.
+
+    Raises:
+        InvalidInput: The store is such a prefix.
+        TransientStorageError: The store did not answer.
+    """
+    try:
+        hint = hint_to_parent(store, config)
+    except errors.PermanentStorageError:
+        return  # A process that may not read outside its prefix may still have a queue.
+    if hint is not None:
+        raise errors.InvalidInput(
+            f"{store.url} is the data prefix of a queue, and a garbage collector of that queue may "
+            "delete what is created in it",
+            hint,
+        )
+
+
+def hint_to_parent(store: Store, config: QueueConfig) -> Hint | None:
+    """Look for a queue whose data prefix is the store itself, as in ``s3://bucket/orders/ingest``.
+
+    Costs one or two small reads.
+
+    Args:
+        store: The opened store.
+        config: The queue that was looked for or is to be created.
+
+    Returns:
+        The hint that names the queue; None if there is no such queue.
+
+    Raises:
+        TransientStorageError, PermanentStorageError: The store did not answer.
+    """
+    parent, _, folder = store.url.rpartition("/")
+    if not urlsplit(store.url).path.strip("/"):
+        return None
+    # Other clients write no marker. They keep their manifest at ingest/manifest by default.
+    is_prefix = exists(store, OWNER_NAME) or (
+        folder == DEFAULT_DATA_PATH_PREFIX
+        and config.manifest_path != "manifest"
+        and exists(store, "manifest")
+    )
+    if not is_prefix:
+        return None
+    above = QueueConfig(store=parent, data_path_prefix=folder, store_options=config.store_options)
+    return Hint(Action.USE_PARENT, queue_name(parent, above), path=parent, prefix=folder)
 
 
 def missing_topic_hint(store: Store, root: str = "") -> str | None:

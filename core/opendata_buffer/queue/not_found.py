@@ -6,14 +6,12 @@ it was never created. The error names the nearest thing that exists, and the set
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from opendata_buffer import errors
 from opendata_buffer.config import PARTITION_NAME, QueueConfig
 from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue import unaccounted
 from opendata_buffer.queue.hints import queue_name
-from opendata_buffer.queue.neighbours import TOPIC_KEY, missing_topic_hint
+from opendata_buffer.queue.neighbours import TOPIC_KEY, hint_to_parent, missing_topic_hint
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.runtime import Runtime
@@ -40,15 +38,6 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
         claim.check(None)
 
 
-def _within_queue(store: Store, config: QueueConfig) -> Hint | None:
-    """Return the hint for a store URL that is one folder too deep: ``STORE/ingest``."""
-    parent, _, folder = store.url.rpartition("/")
-    if not urlsplit(store.url).path.strip("/") or not exists(store, "manifest"):
-        return None
-    above = QueueConfig(store=parent, data_path_prefix=folder, store_options=config.store_options)
-    return Hint(Action.USE_PARENT, queue_name(parent, above), path=parent, prefix=folder)
-
-
 def no_such_queue(
     store: Store, config: QueueConfig, *, creates: bool = False
 ) -> errors.InvalidInput:
@@ -63,10 +52,9 @@ def no_such_queue(
         The error, to be raised by the caller.
     """
     prefix = config.data_path_prefix
-    if hint := _within_queue(store, config):
+    if hint := hint_to_parent(store, config):
         return errors.InvalidInput(
-            f"there is no queue at {store.url}: this is the data prefix of one, with its manifest",
-            hint,
+            f"there is no queue at {store.url}: this is the data prefix of one", hint
         )
     if exists(store, TOPIC_KEY):
         root = QueueConfig(store=store.url, store_options=config.store_options)

@@ -56,7 +56,7 @@ from opendata_buffer.queue.hints import queue_name, topic_name
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.marker import OWNER_NAME
-from opendata_buffer.queue.neighbours import LISTED_BELOW, TOPIC_KEY
+from opendata_buffer.queue.neighbours import LISTED_BELOW, TOPIC_KEY, check_not_within_queue
 from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import enable_readers, register_readers
@@ -173,6 +173,7 @@ class Topic(FamiliarNames):
             topic.store.check_conditional_writes(TOPIC_KEY)
             found = topic._object.read()
             if found is None:
+                check_not_within_queue(topic.store, topic._settings)
                 _refuse_queues(topic.store)
             known = topic._remember(found or topic._object.update(lambda before: before or fresh))
         if found is not None or known.topic_id != fresh.topic_id:

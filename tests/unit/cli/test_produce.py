@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from io import BytesIO
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,13 @@ def test_produce_writes_the_lines_of_its_input(url: str, store: MemoryStore) -> 
     out = ok("produce", url, *LATER, stdin=b"one\n\ntwo\r\n\xff\x00").stdout
     assert json.loads(out.splitlines()[-1]) == {"records": 4, "batches": 1, "bytes": 9}
     assert records_of(store) == [b"one", b"", b"two\r", b"\xff\x00"]
+
+
+def test_produce_into_the_data_prefix_of_a_queue_names_the_queue(tmp_path: Path) -> None:
+    ok("produce", str(tmp_path), "--broker", "off", stdin=b"one\n")
+    text = " ".join(fails("produce", f"{tmp_path}/ingest", stdin=b"two\n").split())
+    assert f"file://{tmp_path}/ingest is the data prefix of a queue" in text
+    assert text.endswith(f"Name the queue file://{tmp_path}.")
 
 
 def test_produce_accepts_every_option(url: str, store: MemoryStore) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from opendata_buffer.config import (
-    QueueConfig,
-)
-from opendata_buffer.errors import (
-    InvalidInput,
-    PermanentStorageError,
-)
+from opendata_buffer import Consumer, Producer, Topic
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.marker import owner_key
 from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.queue.ownership import (
@@ -46,6 +46,36 @@ def test_f7_a_queue_inside_or_around_another_queue_or_topic_is_not_created(
     with pytest.raises(InvalidInput, match=says):
         claim(store, prefix)
     assert [each.key for each in store.list("").objects] == [there]
+
+
+def test_f7_a_queue_in_the_data_prefix_of_another_one_is_not_created(tmp_path: Path) -> None:
+    with Producer(str(tmp_path), broker="off") as producer:
+        producer.produce([b"record"]).result()
+    inside = f"{tmp_path}/ingest"
+    makers: list[Callable[[], object]] = [
+        lambda: Producer(inside, broker="off"),
+        lambda: Producer(inside, data_path_prefix="other", broker="off"),
+        lambda: Consumer(inside, create_if_missing=True),
+        lambda: Topic.create(inside, 2),
+    ]
+    for make in makers:
+        with pytest.raises(InvalidInput, match="is the data prefix of a queue") as caught:
+            make()
+        assert f"Use store='file://{tmp_path}' with data_path_prefix='ingest'." in str(caught.value)
+    names = [path.name for path in tmp_path.rglob("*")]
+    assert (names.count("_owner.json"), names.count("manifest"), names.count(TOPIC_KEY)) == (1, 1, 0)
+    Producer(str(tmp_path), data_path_prefix="other", broker="off").close()
+
+
+def test_f7_a_queue_of_another_client_has_no_marker_and_is_found_by_its_manifest(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "ingest").mkdir()
+    (tmp_path / "ingest" / "manifest").write_bytes(Manifest.empty().raw)
+    with pytest.raises(InvalidInput, match="is the data prefix of a queue"):
+        Producer(tmp_path / "ingest", broker="off")
+    # A queue may keep its own manifest at the root of its store.
+    Producer(tmp_path / "ingest", data_path_prefix="x", manifest_path="manifest").close()
 
 
 def test_queues_and_partitions_next_to_each_other_are_created_and_reopened() -> None:
