@@ -35,6 +35,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _TEXTS = (str, bytes, bytearray, memoryview)
 """Types that are sequences although a caller never means a list of their elements."""
 
+_OWN = ("self", "cls")
+_URLS = (("config",), ("topic",), ("url",))
+"""Names of the argument that is the URL of a queue or topic."""
+
 _SHORT = 12
 """Length of the longest text that a message shows. The keys of a cloud are longer."""
 
@@ -126,15 +130,20 @@ def checked(function: _F) -> _F:
         A function that checks its arguments and then calls ``function``.
 
     Raises:
-        InvalidInput: By a call of the result, if an argument has another type.
+        InvalidInput: By a call of the result, if an argument has another type, or if a function
+            with settings is called without the URL that is its first argument.
         TypeError: By a call of the result, for an argument that does not exist. The error lists
             those that do. A wrong number of arguments raises Python's own error.
     """
     code: Any = getattr(function, "__wrapped__", function).__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     takes_any_name = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    first = next((position for position, name in enumerate(names) if name not in _OWN), 0)
+    needs_url = takes_any_name and names[first : first + 1] in _URLS
 
     def check(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if needs_url and len(args) <= first and names[first] not in kwargs:
+            raise _no_url(function.__qualname__)
         annotations = function.__annotations__
         module = function.__module__
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
@@ -162,8 +171,15 @@ def checked(function: _F) -> _F:
     return call  # type: ignore[return-value]
 
 
+def _no_url(call: str) -> InvalidInput:
+    call = call.removesuffix(".__init__")
+    return InvalidInput(
+        f"{call}() has no URL. Give it first and without a name: {call}('s3://bucket/orders')"
+    )
+
+
 def _no_argument(call: str, name: str, names: Sequence[str]) -> TypeError:
-    known = [each for each in names if each not in ("self", "cls")]
+    known = [name for name in names if name not in _OWN]
     use = f"use {', '.join(known)}" if known else "it takes none"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}: {use}")
 

@@ -578,7 +578,8 @@ class ProducerConfig(QueueConfig):
         max_buffered_bytes: Bytes that may wait for durability before ``produce()`` blocks. Metadata
             and uploads in flight count, plus 256 bytes for each call with metadata or an Arrow
             array, and 64 bytes for each record of other calls. Default 256 MiB.
-        compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``, or their names.
+        compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``, or their names. It is
+            stored as a ``Compression``.
         delivery_timeout_ms: Maximum time for which a batch is retried before its handles fail, in
             milliseconds, like Kafka's ``delivery.timeout.ms``. If the manifest is full, they fail
             with ``QueueFull``. An append is retried for this time even if
@@ -602,7 +603,7 @@ class ProducerConfig(QueueConfig):
     flush_interval_ms: int = 100
     flush_size_bytes: int = 64 * MIB
     max_buffered_bytes: int = 256 * MIB
-    compression: Compression = Compression.NONE
+    compression: Compression | Literal["none", "zstd"] = Compression.NONE
     delivery_timeout_ms: int = 120_000
     broker: str = "auto"
 
@@ -656,7 +657,7 @@ class ConsumerConfig(QueueConfig):
 
     Attributes:
         gc: The garbage collector that runs next to the consumer. False turns it off, and true means
-            the default settings.
+            the default settings; :attr:`collector` has the settings that apply.
         ack_interval: Number of serial acknowledgements per manifest write, at least 1. Default 100.
         create_if_missing: Create the queue if it does not exist, for a consumer that starts before
             the first producer. Default false: a mistyped path is an error.
@@ -669,7 +670,7 @@ class ConsumerConfig(QueueConfig):
             not allowed.
     """
 
-    gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
+    gc: GarbageCollectorConfig | bool = field(default_factory=GarbageCollectorConfig)
     ack_interval: int = 100
     create_if_missing: bool = False
     reader: str = ""
@@ -681,6 +682,12 @@ class ConsumerConfig(QueueConfig):
         super().__post_init__()
         if self.reader:
             check_reader_name(self.reader)
+
+    @property
+    def collector(self) -> GarbageCollectorConfig:
+        """The settings of the garbage collector, also if ``gc`` was given as true or false."""
+        assert isinstance(self.gc, GarbageCollectorConfig)  # __post_init__ replaces a bool
+        return self.gc
 
 
 @dataclass(frozen=True, kw_only=True)

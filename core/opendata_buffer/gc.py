@@ -54,7 +54,7 @@ from opendata_buffer.queue.reader_positions import (
 from opendata_buffer.queue.retention import floor_of, full_since, kept_since
 from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.queue.stored_manifest import check_reached, manifest_object
-from opendata_buffer.runtime import Runtime, SystemRuntime, Task
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task, remaining
 from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo, Store, exists
 
 log = logging.getLogger(__name__)
@@ -303,7 +303,7 @@ class GarbageCollector:
 
     Args:
         store: The store of the queue.
-        config: Prefix, manifest and, in ``config.gc``, the interval. The grace period is the
+        config: Prefix, manifest and, in ``config.collector``, the interval. The grace period is the
             queue's.
         runtime: Clock and threads.
         epoch: Epoch of the consumer that the collector runs for; another epoch in the manifest ends
@@ -396,7 +396,7 @@ class GarbageCollector:
                     self._store,
                     self._config,
                     runtime=self._runtime,
-                    grace_ms=self._config.gc.grace_period_ms,
+                    grace_ms=self._config.collector.grace_period_ms,
                 )
                 if claim is not None:
                     self._grace_ms = claim.grace_ms
@@ -677,12 +677,17 @@ class GarbageCollector:
             self._task = self._runtime.spawn(self._loop, "opendata-buffer-gc")
 
     def stop(self) -> None:
-        """End the thread. No delete begins after this returns. May be called again."""
+        """End the thread. No delete begins after this returns. May be called again.
+
+        Waits for a running request until the caller's deadline, and at most a minute.
+        """
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
         if self._task is not None:
-            self._task.join(_STOP_TIMEOUT_S)
+            left = remaining()
+            most = _STOP_TIMEOUT_S if left is None else max(0.0, left)
+            self._task.join(min(most, _STOP_TIMEOUT_S))
             if self._task.is_alive():
                 log.warning("the store still holds a request of the stopped collector")
 
@@ -706,7 +711,7 @@ class GarbageCollector:
             except Exception:
                 # The consumer beside it must go on after any error.
                 log.exception("collection failed unexpectedly, next cycle tries again")
-            interval_ms = self._config.gc.interval_ms or max(50, self._grace_ms / 2)
+            interval_ms = self._config.collector.interval_ms or max(50, self._grace_ms / 2)
             with self._condition:
                 if not self._stopping:
                     self._condition.wait(interval_ms / 1000)

@@ -135,8 +135,10 @@ def read(
         **unknown: Refused.
 
     Returns:
-        The rows. Its methods may raise ``PoisonBatch`` for a batch that cannot be delivered,
-        ``MalformedRecord`` in the mode FAILFAST, ``DataLoss``, and ``StorageError``.
+        The rows. ``read_all()`` makes a table of them, ``read_pandas()`` a pandas DataFrame (Arrow's
+        reader has no ``to_pandas()``), and a loop gets one record batch at a time. These may raise
+        ``PoisonBatch`` for a batch that cannot be delivered, ``MalformedRecord`` in the mode
+        FAILFAST, ``DataLoss``, and ``StorageError``.
 
     Raises:
         InvalidInput: The queue, the reader or a column does not exist, or an argument cannot be

@@ -7,6 +7,7 @@ from opendata_buffer import (
     ConsumerConfig,
     Durable,
     Producer,
+    ProducerConfig,
     Publisher,
     StoreOptions,
     TopicConsumer,
@@ -31,6 +32,11 @@ def produce() -> int:
         return place.sequence
 
 
+def configure() -> tuple[ProducerConfig, ConsumerConfig]:
+    producing = ProducerConfig(store="memory://x", compression="zstd")
+    return producing, ConsumerConfig(store="memory://x", gc=False)
+
+
 async def consume() -> None:
     async with Consumer(
         ConsumerConfig(store="memory://x"), start="latest", ack_interval=1, gc=False
@@ -38,7 +44,7 @@ async def consume() -> None:
         async for batch in consumer:
             for record in batch:
                 value: bytes = record.value
-                print(value, len(batch), batch.values)
+                print(value, len(batch), batch.values, batch[0].value, batch[:2][0].metadata)
             await batch.ack_async()
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 import pyarrow as pa
 
-from opendata_buffer.arguments import checked
+from opendata_buffer.arguments import checked, wrong_type
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.familiar_names import (
     OF_BATCHES,
@@ -57,7 +58,8 @@ class HasRecords(FamiliarNames, ABC):
             write(record.value, record.metadata)
         batch.ack()
 
-    ``len(batch)`` is the number of records.
+    ``len(batch)`` is the number of records. ``batch[0]`` is one of them, and ``batch[:10]`` a list.
+    To read all records, iterate: an index looks through the batch's metadata each time.
     """
 
     __slots__ = ()
@@ -70,6 +72,9 @@ class HasRecords(FamiliarNames, ABC):
     def _record_values(self) -> Sequence[bytes]:
         return self.values
 
+    def _value_at(self, index: int) -> bytes:
+        return self.values[index]
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -80,6 +85,31 @@ class HasRecords(FamiliarNames, ABC):
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Record | list[Record]:
+        """Return one record, or the list of those that a slice names.
+
+        Raises:
+            IndexError: The batch has no record with this number.
+            InvalidInput: The index is not a number or a slice.
+        """
+        if isinstance(index, slice):
+            return list(self.records())[index]
+        if not isinstance(index, SupportsIndex):
+            raise wrong_type("the index of a record", index, "a number or a slice")
+        count, at = len(self), operator.index(index)
+        number = at + count if at < 0 else at
+        if not 0 <= number < count:
+            raise IndexError(f"a batch of {count} records has no record {at}")
+        payload, time_ms, start = b"", None, -1
+        for found in self.metadata:
+            if start <= found.start_index <= number:
+                payload, time_ms, start = found.payload, found.ingestion_time_ms, found.start_index
+        return Record(self._value_at(number), payload, time_ms)
 
     @abstractmethod
     def ack(self) -> None:
@@ -235,6 +265,10 @@ class ArrowBatch(DeliveredBatch):
     def _record_values(self) -> Sequence[bytes]:
         values: list[bytes] = self.values.to_pylist()
         return values
+
+    def _value_at(self, index: int) -> bytes:
+        value: bytes = self.values[index].as_py()
+        return value
 
     @checked
     def to_table(

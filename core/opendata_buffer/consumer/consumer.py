@@ -352,11 +352,16 @@ class Consumer(BatchLoop):
         # empty queue.
         return True
 
-    def close(self) -> None:
+    @checked
+    def close(self, timeout: float | None = None) -> None:
         """Write out acknowledgements and stop the collector. May be called again.
 
         The consumer is closed even if this raises. Acknowledgements that could not be written are
         lost: the next consumer gets their batches again, unless it is given a position.
+
+        Args:
+            timeout: Seconds for writing acknowledgements out. None (default) takes up to the
+                ``timeout_ms`` of the store options.
 
         Raises:
             Fenced: There was something to write, and another consumer owns the queue.
@@ -364,7 +369,7 @@ class Consumer(BatchLoop):
         """
         # Set it before the waiting calls are notified, because they check it when they wake.
         self._closed = True
-        self._entries.close()
+        self._entries.close(timeout)
 
     def _next_now(self, *, arrow: bool) -> Any:
         entries = self._entries

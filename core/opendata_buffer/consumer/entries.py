@@ -16,6 +16,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ from opendata_buffer.hints import Action, Hint
 from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
@@ -135,7 +136,7 @@ class EntryConsumer:
         log.info("epoch %d owns %s, reads from %d", self.epoch, config.manifest_path, first)
         metrics.consumer_lag_seconds.watch(self._owned, OwnedQueue.lag_s, self._queue.labels)
         metrics.oldest_unacked_seconds.watch(self._owned, OwnedQueue.unacked_s, self._queue.labels)
-        self._gc = self._started_collector(opened) if config.gc.enabled else None
+        self._gc = self._started_collector(opened) if config.collector.enabled else None
 
     @property
     def position(self) -> Position | None:
@@ -417,8 +418,12 @@ class EntryConsumer:
 
         return FetchHandle.of(self._fetched_from, store=self._given_store, runtime=self._runtime)
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Write acknowledgements out and stop the collector; see :meth:`.Consumer.close`."""
+        with nullcontext() if timeout is None else deadline(self._runtime, timeout):
+            self._close()
+
+    def _close(self) -> None:
         with self.lock:
             if self._closed:
                 return

@@ -394,7 +394,7 @@ def _claimed_queue(
         config,
         runtime=runtime,
         missing=None if create else lambda: no_such_queue(store, config, creates=True),
-        grace_ms=config.gc.grace_period_ms,
+        grace_ms=config.collector.grace_period_ms,
     )
     return open_queue(store, config, runtime, claim, program=program, open_pause=open_pause)
 

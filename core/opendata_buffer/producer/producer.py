@@ -11,13 +11,18 @@ from __future__ import annotations
 import os
 import sys
 from os import PathLike
-from typing import Any, TypedDict, Unpack
+from typing import Any, Never, TypedDict, Unpack
 from uuid import UUID
 
 from opendata_buffer import errors, metrics
 from opendata_buffer.arguments import checked, take_bytes, wrong_type
 from opendata_buffer.config import ProducerConfig, ProducerSettings
-from opendata_buffer.familiar_names import OF_PRODUCERS, FamiliarNames, unknown_argument
+from opendata_buffer.familiar_names import (
+    OF_PRODUCERS,
+    FamiliarNames,
+    unknown_argument,
+    unknown_argument_of_send,
+)
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.internal_parts import take_parts
@@ -168,7 +173,7 @@ class Producer(FamiliarNames, Closeable):
         """
         return shared_committer
 
-    def send(self, record: bytes | bytearray | memoryview) -> WriteHandle:
+    def send(self, record: bytes | bytearray | memoryview, **others: Never) -> WriteHandle:
         """Accept one record without metadata, in half a microsecond.
 
         ::
@@ -181,6 +186,7 @@ class Producer(FamiliarNames, Closeable):
 
         Args:
             record: Bytes. Another bytes-like object is copied, so the caller may reuse it at once.
+            **others: Refused; the error names the call that takes them.
 
         Returns:
             A handle that waits until the record is durable.
@@ -190,10 +196,12 @@ class Producer(FamiliarNames, Closeable):
             Closed: As :meth:`produce`.
             KeyboardInterrupt: As :meth:`produce`.
         """
-        if type(record) is bytes:
+        if type(record) is bytes and not others:
             handle = self._add(record)
             if handle is not None:
                 return handle
+        if others:
+            raise unknown_argument_of_send(others)
         return self._accept(self._prepare([record]))
 
     def _add(self, item: Item) -> WriteHandle | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
@@ -30,7 +30,7 @@ from opendata_buffer.internal_parts import take_parts
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.queue import OpenPause
 from opendata_buffer.queue.reader_admin import register_readers
-from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
 from opendata_buffer.topic.description import TopicDescription, is_abbreviated, resolve
 from opendata_buffer.topic.places import TopicPlaces
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
@@ -74,10 +74,10 @@ class Written(NamedTuple):
 class PartitionConsumer(EntryConsumer):
     """The consumer of one partition."""
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Write acknowledgements and end; a sealed partition has none to write."""
         with suppress(errors.Drained):
-            super().close()
+            super().close(timeout)
 
 
 class TopicConsumer(BatchLoop):
@@ -316,8 +316,13 @@ class TopicConsumer(BatchLoop):
         readers = self._readers.values()
         self._uninterrupted(lambda: in_parallel(self._runtime, EntryConsumer.flush, readers))
 
-    def close(self) -> None:
+    @checked
+    def close(self, timeout: float | None = None) -> None:
         """Dequeue all acknowledged batches, and end. May be repeated.
+
+        Args:
+            timeout: Seconds for all partitions together. None (default) takes up to the
+                ``timeout_ms`` of the store options.
 
         Raises:
             OpenDataBufferError: A partition was not written. The consumer is closed anyway.
@@ -327,7 +332,8 @@ class TopicConsumer(BatchLoop):
         with self._lock:
             self._closed = True
             self._lock.notify_all()
-        self._close_all()
+        with nullcontext() if timeout is None else deadline(self._runtime, timeout):
+            self._close_all()
 
     def _next_now(self, *, arrow: bool) -> Any:
         """Return the next batch in one of its forms, or None when none is ready.

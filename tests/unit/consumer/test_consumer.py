@@ -21,11 +21,14 @@ from opendata_buffer.errors import (
     Fenced,
     InvalidInput,
     QueueReset,
+    StorageError,
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.internal_parts import internals
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.outcomes import Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -317,6 +320,26 @@ def test_close_writes_acknowledgements(queue: LocalQueue) -> None:
     for call in calls:
         with pytest.raises(Closed, match=r"after='\w{26}:0'"):
             call()
+
+
+def test_close_gives_up_after_its_timeout_and_the_batch_is_delivered_again(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.produce(b"a")
+    config = ConsumerConfig(store="memory://x", gc=False)
+    consumer = Consumer(config, **internals(store=queue.store, runtime=queue.runtime))
+    consumer.next_batch()
+    consumer.ack(0)
+    monkeypatch.setattr(queue.store, "put_if", lambda *_: Unknown("no answer"))
+    queue.store.fail_next = [TransientStorageError("down")] * 10_000
+    began = queue.runtime.monotonic()
+    with pytest.raises(StorageError):
+        consumer.close(timeout=3)
+    assert 2 < queue.runtime.monotonic() - began < 10
+    monkeypatch.undo()
+    queue.store.fail_next = []
+    consumer.close(timeout=3)  # it is closed already
+    assert queue.queued() == [0]
 
 
 # Logs for operators
