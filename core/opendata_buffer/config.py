@@ -160,6 +160,32 @@ def check_no_secrets(name: str | Setting, url: str) -> None:
         )
 
 
+_HTTP = re.compile(r"https?://[^/]", re.IGNORECASE)
+
+
+def check_endpoint(name: str | Setting, url: str) -> None:
+    """Refuse a text that is not the URL of a server, or that has secrets.
+
+    Args:
+        name: The setting or the environment variable that has the URL.
+        url: The URL.
+
+    Raises:
+        InvalidInput: The URL has another scheme than http or https, or no host, or a secret.
+    """
+    check_no_secrets(name, url)
+    if _HTTP.match(url):
+        return
+    # Secrets are recognised after a scheme only.
+    host = redacted(f"http://{url.rpartition('://')[2]}").removeprefix("http://").strip("/")
+    if not host:
+        raise InvalidInput(name, " has no host: use https://host[:port]")
+    raise InvalidInput(
+        name,
+        f" {host!r} has no scheme that a store understands: use http://{host} or https://{host}",
+    )
+
+
 def _and(names: Iterable[str]) -> list[Setting | str]:
     """Return the parts of a message that name several settings: ``a and b``."""
     parts: list[Setting | str] = []
@@ -207,9 +233,6 @@ def check_reader_name(name: str) -> None:
             f" is {name!r}: use 1 to 100 letters, digits, '.', '_' and '-', beginning with a "
             "letter or a digit",
         )
-
-
-_HTTP = re.compile(r"https?://[^/]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,16 +295,7 @@ class StoreOptions:
         _check_numbers(self)
         check_fields(self)
         if self.endpoint_url is not None:
-            check_no_secrets(Setting("endpoint_url"), self.endpoint_url)
-            if not _HTTP.match(self.endpoint_url):
-                host = redacted(f"http://{self.endpoint_url.rpartition('://')[2]}")[
-                    len("http://") :
-                ]
-                raise InvalidInput(
-                    Setting("endpoint_url"),
-                    f" {host!r} has no scheme that a store understands: use http://{host} or "
-                    f"https://{host}",
-                )
+            check_endpoint(Setting("endpoint_url"), self.endpoint_url)
         self._check_credentials()
 
     def _check_credentials(self) -> None:

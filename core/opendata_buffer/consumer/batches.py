@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, overload
 
-import numpy as np
 import pyarrow as pa
 
 from opendata_buffer.arguments import checked, wrong_type
-from opendata_buffer.errors import InvalidInput, MalformedRecord
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.familiar_names import (
     OF_BATCHES,
     OF_RECORDS,
@@ -289,37 +288,25 @@ class ArrowBatch(DeliveredBatch):
 
         Raises:
             InvalidInput: The schema has a type that records cannot be read into, or no schema was
-                given and the records show no column.
+                given and the records show no column. Or the metadata is to be read as text and is
+                not UTF-8.
             MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
         """
-        from opendata_buffer.values import (  # Imported late: Arrow's readers take 60 ms.
-            FAILFAST,
-            Decoder,
-            ValueOptions,
-            infer,
-        )  # fmt: skip
+        # Imported late: Arrow's readers take 60 ms.
+        from opendata_buffer.consumer.rows import table_of
+        from opendata_buffer.values import ValueOptions, infer
 
-        options, values = options or ValueOptions(), self.values
+        options = options or ValueOptions()
         if schema is None:
-            schema = infer(values[:_SAMPLE], options)
+            schema = infer(self.values[:_SAMPLE], options)
             if not schema.names:
                 raise InvalidInput(
                     f"batch {self.sequence} has no record that shows which columns there are: name "
                     "them, to_table(pa.schema([('id', pa.int64())]))"
                 )
         check_batch_columns(schema)
-        fields = [each for each in schema if each.name not in _BATCH_COLUMNS]
-        decoded = Decoder(pa.schema(fields), options).decode(values)
-        if decoded.malformed and options.mode == FAILFAST:
-            row = min(decoded.malformed)
-            data = values[row].as_py()
-            raise MalformedRecord(self.sequence, row, self.location, decoded.malformed[row], data)
-        columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
-        for each in schema:
-            if each.name in _BATCH_COLUMNS:
-                columns[each.name] = _batch_column(each, self)
-        table = pa.table([columns[each.name] for each in schema], schema=schema)
-        return decoded.delivered(table, options.mode)
+        own = {name: OWN[name] for name in schema.names if name in OWN}
+        return table_of(self, schema, own, options)
 
 
 OWN = {
@@ -355,24 +342,3 @@ def check_batch_columns(schema: pa.Schema) -> None:
         if types is not None and column.type not in types:
             use = " or ".join(map(str, types))
             raise InvalidInput(f"column {column.name!r} is of type {column.type}: make it {use}")
-
-
-def _batch_column(field: pa.Field, batch: ArrowBatch) -> pa.Array:
-    """Return a column that comes from the batch instead of from its records."""
-    count = len(batch.values)
-    if field.name in ("_sequence", "_location", "_partition"):
-        value: Any = getattr(batch, OWN[field.name])
-        return pa.repeat(pa.scalar(value, field.type), count)
-    if field.name == "_index":
-        return pa.array(np.arange(count), field.type)
-    found: list[Any] = [None] * count
-    for each in batch.metadata:  # Each range ends where the next one starts.
-        begin = min(each.start_index, count)
-        if field.name == "_metadata":
-            value = each.payload
-            if pa.types.is_string(field.type):
-                value = each.payload.decode("utf-8", "replace")
-        else:
-            value = each.ingestion_time_ms * (1000 if field.type.unit == "us" else 1)
-        found[begin:] = [value] * (count - begin)
-    return pa.array(found, field.type)

@@ -372,10 +372,38 @@ def rows_of(batch: Any) -> pa.RecordBatchReader:
     )
     names = default_columns(partition=bool(batch.partition))
     schema = pa.schema([(name, COLUMN_TYPES[name]) for name in names])
+    builder = RowBuilder(schema, {name: name for name in names})
+    rows = [builder.build([piece]) for piece in _whole(batch, values)]
+    return pa.RecordBatchReader.from_batches(schema, rows)
+
+
+def table_of(
+    batch: Any, schema: pa.Schema, own: Mapping[str, str], options: ValueOptions
+) -> pa.Table:
+    """Return the records of a delivered batch as rows with columns.
+
+    Args:
+        batch: The batch, whose ``values`` are an Arrow array.
+        schema: Fields of records, and columns of the batch.
+        own: As for :class:`RowBuilder`.
+        options: How to read the records.
+
+    Returns:
+        The rows.
+
+    Raises:
+        InvalidInput: As for :class:`RowBuilder` and :meth:`RowBuilder.build`.
+        MalformedRecord: A record does not fit the schema, in mode FAILFAST.
+    """
+    builder = RowBuilder(schema, own, options)
+    rows = [builder.build([piece]) for piece in _whole(batch, batch.values)]
+    return pa.Table.from_batches(rows, schema)
+
+
+def _whole(batch: Any, values: pa.BinaryArray) -> list[Piece]:
+    """Return the batch in one piece; none if it has no rows."""
     runs = Runs.of(batch.metadata, len(values))
-    pieces = [Piece(batch, values, runs, 0, batch.partition)] if len(values) else []
-    rows = RowBuilder(schema, {name: name for name in names})
-    return pa.RecordBatchReader.from_batches(schema, [rows.build([piece]) for piece in pieces])
+    return [Piece(batch, values, runs, 0, batch.partition)] if len(values) else []
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
@@ -446,7 +474,7 @@ def _payloads(piece: Piece, dtype: pa.DataType) -> list[Any]:
     except UnicodeDecodeError as error:
         raise InvalidInput(
             f"metadata of batch {piece.batch.sequence} at {piece.batch.location!r} is not "
-            "UTF-8, and the schema wants it as STRING: read metadata as BINARY"
+            "UTF-8, and the schema wants it as a string: read metadata as binary"
         ) from error
 
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import urllib3.exceptions
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions, redacted, remember_secret
+from opendata_buffer.config import StoreOptions, check_endpoint, redacted, remember_secret
 from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
@@ -40,7 +40,6 @@ from opendata_buffer.stores.http import (
     CloudStore,
     Page,
     Read,
-    endpoint_of_server,
     epoch_ms,
     header_ms,
     read_timeout_s,
@@ -383,7 +382,8 @@ def _endpoint(host: str, options: StoreOptions) -> str:
             "the store URL names no storage account: set AZURE_STORAGE_ACCOUNT or "
             f"AZURE_STORAGE_CONNECTION_STRING, or use {_URL}"
         )
-    return endpoint_of_server("endpoint", endpoint)
+    check_endpoint("the endpoint", endpoint)
+    return endpoint.rstrip("/")
 
 
 def _credential(endpoint: str, connection_string: str, options: StoreOptions) -> Any:

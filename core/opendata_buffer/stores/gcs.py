@@ -17,7 +17,7 @@ import urllib3
 import urllib3.exceptions
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions, redacted
+from opendata_buffer.config import StoreOptions, check_endpoint, redacted
 from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
@@ -42,7 +42,6 @@ from opendata_buffer.stores.http import (
     CloudStore,
     Page,
     Read,
-    endpoint_of_server,
     epoch_ms,
     header_ms,
     md5,
@@ -469,7 +468,8 @@ def connect(options: StoreOptions) -> GcsClient:
     endpoint = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or PUBLIC
     if "://" not in endpoint:
         endpoint = f"http://{endpoint}"
-    endpoint = endpoint_of_server("STORAGE_EMULATOR_HOST", endpoint)
+    check_endpoint("STORAGE_EMULATOR_HOST", endpoint)
+    endpoint = endpoint.rstrip("/")
     is_plain = endpoint.lower().startswith("http:")
     # Never send a token in the clear. Emulators ask for none.
     if options.service_credential is not None and is_plain:

@@ -20,10 +20,9 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPException
 from typing import ClassVar, TypeVar
-from urllib.parse import urlsplit
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions, check_no_secrets, hide_secrets, redacted
+from opendata_buffer.config import StoreOptions, hide_secrets, redacted
 from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
@@ -707,28 +706,6 @@ def strong_etag(etag: str | None) -> str | None:
     A weak ETag says that two contents are equivalent, not that their bytes are equal.
     """
     return None if not etag or etag.startswith("W/") else etag
-
-
-def endpoint_of_server(name: str, endpoint: str) -> str:
-    """Check the URL of a server.
-
-    Args:
-        name: The setting that has the URL.
-        endpoint: The URL.
-
-    Returns:
-        The URL without a slash at its end.
-
-    Raises:
-        InvalidInput: The URL has another scheme than http or https, or contains a secret.
-    """
-    check_no_secrets(name, endpoint)
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise InvalidInput(
-            f"endpoint {redacted(endpoint)!r} is no URL of a server: use https://host[:port]"
-        )
-    return endpoint.rstrip("/")
 
 
 def epoch_ms(when: datetime | None) -> int:

@@ -86,7 +86,7 @@ def test_the_metadata_of_the_opentelemetry_exporter_is_decoded() -> None:
 def test_metadata_can_be_read_as_text() -> None:
     got = rows(batch([b"a"], Metadata(0, 0, "é".encode())), struct("metadata string"))
     assert got == [{"metadata": "é"}]
-    with pytest.raises(InvalidInput, match="read metadata as BINARY"):
+    with pytest.raises(InvalidInput, match="read metadata as binary"):
         rows(batch([b"a"], Metadata(0, 0, b"\xff")), struct("metadata string"))
 
 

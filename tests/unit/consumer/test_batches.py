@@ -51,6 +51,23 @@ def test_malformed_records_are_dropped_or_an_error() -> None:
         BATCH.to_table(schema, ValueOptions(mode="FAILFAST"))
 
 
+def test_metadata_that_is_not_utf_8_is_an_error_as_in_read_and_in_spark() -> None:
+    batch = ArrowBatch(BATCH.values, 7, "ingest/x.batch", (Metadata(0, 1000, b"\xff"),))
+    text = pa.schema([("id", pa.int64()), ("_metadata", pa.string())])
+    with pytest.raises(InvalidInput, match=r"metadata of batch 7 .* is not UTF-8"):
+        batch.to_table(text)
+    raw = pa.schema([("id", pa.int64()), ("_metadata", pa.binary())])
+    assert batch.to_table(raw).column("_metadata").to_pylist() == [b"\xff"] * 3
+    empty = ArrowBatch(BATCH.values[:0], 7, "ingest/x.batch", batch.metadata)
+    assert empty.to_table(text) == text.empty_table()
+
+
+def test_a_time_outside_of_datetime_is_null_as_in_read_and_in_spark() -> None:
+    batch = ArrowBatch(BATCH.values, 7, "ingest/x.batch", (Metadata(0, 2**62, b""),))
+    schema = pa.schema([("id", pa.int64()), ("_ingestion_time", pa.timestamp("us", "UTC"))])
+    assert batch.to_table(schema).column("_ingestion_time").to_pylist() == [None] * 3
+
+
 def test_lines_of_csv_become_rows() -> None:
     lines = pa.array([b"1,a", b"2,b"], pa.binary())
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])

@@ -199,14 +199,20 @@ def test_the_option_wins_over_the_environment(
     assert connect(StoreOptions(endpoint_url=option)).endpoint == expected
 
 
-@pytest.mark.parametrize("endpoint", ["ftp://host", "https://"])
-def test_an_endpoint_that_is_not_a_url_is_refused(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [
+        ("ftp://host", "'host' has no scheme that a store understands: use http://host or https:"),
+        ("https://", "has no host: use https://host"),
+    ],
+)
+def test_an_endpoint_that_is_not_a_url_is_refused_with_the_same_text_wherever_it_is_set(
+    endpoint: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InvalidInput, match="has no scheme that a store understands"):
+    with pytest.raises(InvalidInput, match=f"^endpoint_url {says}"):
         StoreOptions(endpoint_url=endpoint)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
-    with pytest.raises(InvalidInput, match="is no URL of a server"):
+    with pytest.raises(InvalidInput, match=f"^STORAGE_EMULATOR_HOST {says}"):
         connect(StoreOptions())
 
 
