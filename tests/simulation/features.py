@@ -58,6 +58,7 @@ from tests.simulation.programs import (
     V1Writer,
     WorkerReader,
     host_brokers,
+    run_of,
     run_collector,
 )
 
@@ -196,8 +197,24 @@ def _reset(deployment: Deployment) -> bool:
     if found is None:
         return False
     sequence, epoch = found
-    deployment.oracle.moved(reader.view, partition, sequence, epoch)
+    deployment.oracle.moved(reader.view, partition, sequence, run_of(epoch))
     return True
+
+
+def _seek(deployment: Deployment) -> bool:
+    """Let a running reader move itself back or forward in one partition."""
+    readers = _named_readers(deployment)
+    reader = readers[deployment.draw(len(readers))]
+    assert isinstance(reader, PythonReader)
+    names = deployment.names()
+    before = reader.seeks
+    reader.wanted = (names[deployment.draw(len(names))], deployment.uniform(0, 1))
+    for _ in range(20):
+        deployment.director.sleep(1)
+        if reader.seeks > before:
+            return True
+    reader.wanted = None
+    return False
 
 
 def _note_expired(deployment: Deployment) -> None:
@@ -660,6 +677,7 @@ FEATURES: dict[str, Feature] = {
         Feature("log", prepare=_log, twice=False),
         Feature("named readers", needs=("log",), reader=PythonReader),
         Feature("reset", needs=("named readers",), step=_reset),
+        Feature("seek", needs=("named readers",), step=_seek),
         Feature("retention", needs=("log",), prepare=_retention, step=_change_retention),
         Feature("expiry", needs=("named readers",), prepare=_expiry, step=_expire),
         Feature("transactions", writer=TransactionWriter),
@@ -834,7 +852,7 @@ def _make_readers(
         if make is None:
             continue
         count = counts[name]
-        if name in ("named readers", "read-committed") and "reset" in whole:
+        if name in ("named readers", "read-committed") and {"reset", "seek"} & {*whole}:
             make = partial(make, keeps_position=False)
         if name == "named readers":
             count += 1  # one must still receive the batches that the other has acknowledged

@@ -66,6 +66,10 @@ class ReaderView:
     places: set[tuple[str, int, str]] = field(default_factory=set)
     """Partition, sequence, and location of each batch that it received."""
     given_up: set[bytes] = field(default_factory=set)
+    skipped: set[bytes] = field(default_factory=set)
+    """Records before the place to which the reader was moved last, by a reset or a seek."""
+    moved: dict[str, int] = field(default_factory=dict)
+    """Epoch of the last move, by partition."""
     may_lose: set[bytes] = field(default_factory=set)
     named: set[bytes] = field(default_factory=set)
     accepts_loss: bool = False
@@ -231,7 +235,7 @@ class Oracle:
         view.got.setdefault(record, (partition, epoch))
 
     def moved(self, reader: str, partition: str, sequence: int, epoch: int) -> None:
-        """Note that an operator moved a reader to a sequence.
+        """Note that a reader was moved to a sequence, by an operator or by itself.
 
         The reader receives everything from there on again, and nothing before it.
 
@@ -239,17 +243,25 @@ class Oracle:
             reader: Name of the reader.
             partition: Where it was moved.
             sequence: Its new next sequence.
-            epoch: Epoch of the new position.
+            epoch: Epoch of the new position. A seek has an epoch of its own here.
         """
         view = self.readers[reader]
-        for place in [*view.places]:
-            if place[0] == partition and place[1] >= sequence:
-                for record in self.batches.get(place[2], ()):
-                    where = view.got.get(record)
-                    if where is not None and where[1] < epoch:
-                        del view.got[record]
+        if epoch >= view.moved.get(partition, 0):
+            view.moved[partition] = epoch
+            later = [seq for seq in self.entries[partition] if seq >= sequence]
+            view.skipped.difference_update(self._records_at(partition, later))
+            for place in [*view.places]:
+                if place[0] == partition and place[1] >= sequence:
+                    for record in self.batches.get(place[2], ()):
+                        where = view.got.get(record)
+                        if where is not None and where[1] < epoch:
+                            del view.got[record]
+        self.may_skip(reader, partition, sequence)
+
+    def may_skip(self, reader: str, partition: str, sequence: int) -> None:
+        """Note that a reader begins to move to a sequence, so that it may not get earlier ones."""
         passed = [seq for seq in self.entries[partition] if seq < sequence]
-        view.given_up.update(self._records_at(partition, passed))
+        self.readers[reader].skipped.update(self._records_at(partition, passed))
 
     # Losses.
 
@@ -310,7 +322,8 @@ class Oracle:
     def _is_settled(self, view: ReaderView, record: bytes) -> bool:
         """Return whether a reader no longer needs this record."""
         accepted = view.accepts_loss and record in view.may_lose
-        return accepted or record in view.got or record in view.given_up or record in view.named
+        known = (view.got, view.given_up, view.skipped, view.named)
+        return accepted or any(record in records for records in known)
 
     def missing(self) -> dict[str, list[bytes]]:
         """Return the acknowledged records that each reader still must receive, by reader."""

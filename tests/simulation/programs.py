@@ -381,6 +381,11 @@ class Reader:
         deployment.operate(reset, crashes=False)
 
 
+def run_of(epoch: int) -> int:
+    """Return the number of the first run of deliveries with an epoch."""
+    return 1_000 * epoch
+
+
 class PythonReader(Reader):
     """A Python consumer that stores records and position in one transaction of its database.
 
@@ -406,6 +411,10 @@ class PythonReader(Reader):
             self.feature = "read-committed"
         super().__init__(deployment, number)
         self.positions: dict[str, str] = {}
+        self.wanted: tuple[str, float] | None = None
+        """Partition, and share of its entries before the place to which it shall seek."""
+        self.seeks = 0
+        """How often a running consumer of this reader moved itself."""
         self.accepts_loss = False
         """Whether the user let it continue after a loss, as the docs demand after a repair."""
 
@@ -462,6 +471,8 @@ class PythonReader(Reader):
         deployment = self.deployment
         while not deployment.over:
             try:
+                if self.wanted is not None:
+                    self._seek(node, consumer, *self.wanted)
                 batch = consumer.next_batch()
                 if batch is None:
                     consumer.flush()
@@ -490,11 +501,30 @@ class PythonReader(Reader):
                 deployment.log(f"{node.name}: {error}")
                 node.runtime.sleep(0.5)
 
+    def _seek(self, node: Node, consumer: Any, partition: str, share: float) -> None:
+        """Move the running consumer: it skips what lies before the place, or reads it again."""
+        deployment = self.deployment
+        self.wanted = None
+        view = view_of(deployment.target(node).queue(partition))
+        at = view.first_sequence + int(share * (view.next_sequence - view.first_sequence + 1))
+        # If the process dies now, the next one begins at the place or where this one was.
+        deployment.oracle.may_skip(self.view, partition, at)
+        place = {partition: at} if deployment.is_topic else at
+        try:
+            deployment.patiently(node, lambda: consumer.seek(place))
+        except (InvalidInput, DataLoss) as error:
+            deployment.log(f"{node.name} did not move to {at}: {error}")
+            return
+        self.seeks += 1
+        deployment.log(f"{node.name} moved to {partition} {at}")
+        deployment.oracle.moved(self.view, partition, at, self._epoch(consumer, partition))
+
     def _epoch(self, consumer: Any, partition: str) -> int:
+        """Return the number of a run of deliveries, which a reset, a restart, and a seek begin."""
         if self.once:
             return 0
         found = consumer._readers[partition] if self.deployment.is_topic else consumer
-        return int(found.epoch)
+        return run_of(found.epoch) + self.seeks
 
     def _pass_by(self, node: Node, consumer: Any, error: PoisonBatch) -> None:
         """Copy an unreadable batch to the quarantine, and continue after it."""

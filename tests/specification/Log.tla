@@ -10,7 +10,7 @@
 (* from `floor` to `end`, except those in `lost`, which a v1 consumer         *)
 (* removed. Each change of the retained entries is one compare-and-swap of    *)
 (* the index, which increments `changes`, so a value is its own version. A    *)
-(* position's value is [at, epoch], and only its reader changes it.           *)
+(* position's value is [at, epoch]. Only its reader and resets change it.     *)
 (*                                                                            *)
 (* Traces of the code are checked against this module (TraceLog.tla).         *)
 EXTENDS Store
@@ -22,7 +22,7 @@ CONSTANTS
     Readers,     \* Names of readers.
     Runs,        \* Processes that read; each one may use any reader's name.
     Takes,       \* How often all runs together try to take a position.
-    Resets,      \* How often an operator resets a position.
+    Resets,      \* How often an operator resets a position, or a running reader seeks.
     Expiries,    \* The number of readers that may expire.
     V1Removals   \* The number of entries that a v1 consumer removes.
 
@@ -39,7 +39,9 @@ Queued(m) == {m.log[i] : i \in (m.first + 1)..Len(m.log)}
 Entries(p) == <<p>>
 LastOf(p) == Entries(p)[Len(Entries(p))]
 
-NoRun == [at |-> "off", name |-> None, epoch |-> 0, next |-> 0, seen |-> None, known |-> None]
+\* back: while a seek is not confirmed, the position and the next entry before it.
+NoRun == [at |-> "off", name |-> None, epoch |-> 0, next |-> 0, seen |-> None, known |-> None,
+          back |-> None]
 NoMover == [at |-> "off", known |-> None, segment |-> None, seen |-> None]
 NoCollector == [at |-> "off", known |-> None, found |-> [n \in Readers |-> -1], expires |-> {}]
 NoReset == [at |-> "off", name |-> None, to |-> 0, known |-> None]
@@ -57,7 +59,7 @@ Init ==
     /\ collector = NoCollector
     /\ resetter = NoReset
     /\ acked = [n \in Readers |-> 0]  \* confirmed acknowledgements
-    /\ unsure = {}                    \* readers whose reset was not confirmed yet
+    /\ unsure = {}                    \* readers whose reset or seek was not confirmed yet
     /\ told = [kind \in {"durable", "gap", "gone", "again"} |-> {}]
     /\ counts = [resets |-> 0, expiries |-> 0, v1Removals |-> 0, takes |-> 0]
 
@@ -188,6 +190,9 @@ EndMove(m) ==
 
 Log_3 == <<manifest, objects, deleted, producer, mover, collector, resetter, counts>>
 
+\* A run that has begun a seek may begin it again at any time, after an error.
+Seeking(r) == run[r].back # None
+
 \* A run reads the manifest and then the index before it takes its position.
 \* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.claim_epoch
 LookBeforeTake(r) ==
@@ -232,21 +237,65 @@ LookBeforeRegistration(r) ==
     /\ run[r].at = "took"
     /\ run' = [run EXCEPT
          ![r].known = index.now,
-         ![r].at = IF index.now.floor > run[r].next THEN "takes" ELSE "registers"]
+         ![r].at = IF index.now.floor <= run[r].next THEN "registers"
+                   ELSE IF Seeking(r) THEN "back" ELSE "takes"]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
 \* The index changes even if it has the name, so a collector that saw an earlier position also
-\* loses its race.
+\* loses its race. This confirms a seek.
 \* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
 Register(r) ==
     LET new == [run[r].known EXCEPT !.readers = @ \cup {run[r].name}, !.changes = @ + 1] IN
     /\ run[r].at = "registers"
     /\ \E answer \in Put(index, run[r].known, new) :
          /\ index' = answer[2]
+         /\ IF answer[1] = "applied"
+            THEN /\ run' = [run EXCEPT ![r].at = "reads", ![r].known = new, ![r].back = None]
+                 /\ unsure' = IF Seeking(r) THEN unsure \ {run[r].name} ELSE unsure
+            ELSE /\ run' = [run EXCEPT ![r].at = "took", ![r].known = None]
+                 /\ UNCHANGED unsure
+    /\ UNCHANGED <<position, acked, told, Log_3>>
+
+\* A running reader moves itself, forwards or backwards. It keeps its epoch. As in a reset, the
+\* position is written before the index (LookBeforeRegistration, Register). Without an answer the
+\* reader may have moved, so it must not read on: it seeks again.
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.seek
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue._moved_to
+Seek(r) ==
+    LET n == run[r].name
+        now == position[n].now
+        back == IF Seeking(r) THEN run[r].back ELSE [at |-> now.at, next |-> run[r].next]
+        ends == Faulty("a seek does not change the index") IN
+    /\ run[r].at = "reads" \/ Seeking(r)
+    /\ counts.resets < Resets
+    /\ now.epoch = run[r].epoch     \* otherwise it is fenced
+    /\ \E to \in 0..End(manifest.now) :
+       \E answer \in Put(position[n], now, [now EXCEPT !.at = to]) :
+         /\ position' = [position EXCEPT ![n] = answer[2]]
          /\ run' = IF answer[1] = "applied"
-                   THEN [run EXCEPT ![r].at = "reads", ![r].known = new]
-                   ELSE [run EXCEPT ![r].at = "took", ![r].known = None]
-    /\ UNCHANGED <<position, acked, unsure, told, Log_3>>
+                   THEN [run EXCEPT ![r].at = IF ends THEN "reads" ELSE "took", ![r].next = to,
+                                    ![r].back = IF ends THEN None ELSE back]
+                   ELSE [run EXCEPT ![r].at = "seeks", ![r].back = back]
+         /\ acked' = [acked EXCEPT ![n] = Min(@, to)]
+         /\ unsure' = IF ends \/ to > now.at THEN unsure ELSE unsure \cup {n}
+    /\ counts' = [counts EXCEPT !.resets = @ + 1]
+    /\ UNCHANGED <<index, told, manifest, objects, deleted, producer, mover, collector, resetter>>
+
+\* The collector raised the floor past the place, and at most to where the reader was. So the reader
+\* moves back there.
+\* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.seek
+MoveBack(r) ==
+    LET n == run[r].name
+        now == position[n].now
+        back == run[r].back IN
+    /\ run[r].at = "back" /\ now.epoch = run[r].epoch
+    /\ \E answer \in Put(position[n], now, [now EXCEPT !.at = Max(@, back.at)]) :
+         /\ position' = [position EXCEPT ![n] = answer[2]]
+         /\ IF answer[1] = "applied"
+            THEN /\ run' = [run EXCEPT ![r].at = "reads", ![r].next = back.next, ![r].back = None]
+                 /\ unsure' = unsure \ {n}
+            ELSE UNCHANGED <<run, unsure>>
+    /\ UNCHANGED <<index, acked, told, Log_3>>
 
 \* The manifest is read before the index, so entries that left it in between are in the index. An
 \* index that was read earlier is enough if it ends at or after the manifest's first entry.
@@ -255,14 +304,15 @@ ReadFirst(r) ==
     LET known == run[r].known
         reaches == Faulty("the index is read before the manifest")
                    \/ (known # None /\ manifest.now.first <= known.end) IN
-    /\ run[r].at = "reads"
-    /\ run' = [run EXCEPT ![r].seen = manifest.now, ![r].known = IF reaches THEN known ELSE None]
+    /\ run[r].at = "reads" \/ Seeking(r)
+    /\ run' = [run EXCEPT ![r].at = IF Seeking(r) THEN "seeks" ELSE @,
+                          ![r].seen = manifest.now, ![r].known = IF reaches THEN known ELSE None]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
 \* core/opendata_buffer/queue/reader_queue.py: ReaderQueue.read
 ReadIndex(r) ==
-    /\ run[r].at = "reads"
-    /\ run' = [run EXCEPT ![r].known = index.now]
+    /\ run[r].at = "reads" \/ Seeking(r)
+    /\ run' = [run EXCEPT ![r].at = IF Seeking(r) THEN "seeks" ELSE @, ![r].known = index.now]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
 \* One view serves for several entries.
@@ -313,8 +363,7 @@ Acknowledge(r) ==
 Log_4 == <<manifest, objects, deleted, producer, mover, run, collector, told>>
 
 \* The position is written first, which fences a running reader. The reset is confirmed only after
-\* the index was written. A seek of the running reader writes the same objects in the same order,
-\* but keeps its epoch; the simulation has it (tests/simulation/test_log.py), this module does not.
+\* the index was written.
 \* core/opendata_buffer/queue/reader_admin.py: reset_reader
 SetBack ==
     /\ resetter.at = "off" /\ counts.resets < Resets
@@ -450,7 +499,7 @@ Next ==
     \/ \E r \in Runs :
          \/ LookBeforeTake(r) \/ ReadIndexBeforeTake(r) \/ TakePosition(r)
          \/ LookBeforeRegistration(r) \/ Register(r) \/ ReadFirst(r) \/ ReadIndex(r)
-         \/ HandOut(r) \/ Acknowledge(r)
+         \/ HandOut(r) \/ Acknowledge(r) \/ Seek(r) \/ MoveBack(r)
     \/ SetBack \/ LookBeforeConfirm \/ ConfirmReset \/ EndReset
     \/ LookBeforeCollection \/ \E n \in Readers : ReadPosition(n)
     \/ WriteFloor \/ ReadIndexAgain \/ Delete \/ EndCollection \/ RemoveByV1 \/ WriteArrives
@@ -480,7 +529,7 @@ NothingIsAppendedTwice ==
 DurableIsThere ==
     \A p \in told["durable"] : Range(Entries(p)) \subseteq Range(manifest.now.log)
 
-\* The floor is not past a registered reader, unless its reset is not confirmed.
+\* The floor is not past a registered reader, unless its reset or seek is not confirmed.
 TheFloorIsBelowReaders ==
     \A n \in index.now.readers : n \in unsure \/ position[n].now.at >= index.now.floor
 
@@ -488,7 +537,7 @@ TheFloorIsBelowReaders ==
 NothingIsMissed == told["gone"] = {} /\ (told["gap"] = {} \/ counts.v1Removals > 0)
 NothingIsRedelivered == told["again"] = {}
 
-\* Only a reset sets an acknowledged position back.
+\* Only a reset or a seek sets an acknowledged position back.
 AcknowledgedStays == \A n \in Readers : position[n].now.at >= acked[n]
 
 \* The index never returns to an earlier value.

@@ -82,7 +82,8 @@ Reads ==
     \/ Is("read index") /\ SeenIndex /\ ReadIndex(E.by)
     \/ Is("hand out") /\ HandOut(E.by) /\ run[E.by].next = E.sequence
        /\ run'[E.by].next = E.sequence + 1
-    \/ Is("acknowledge") /\ Acknowledge(E.by) /\ WrotePosition(run[E.by].name)
+    \/ Is("acknowledge") /\ (Acknowledge(E.by) \/ MoveBack(E.by)) /\ WrotePosition(run[E.by].name)
+    \/ Is("seek") /\ Seek(E.by) /\ WrotePosition(run[E.by].name)
 
 Resetting ==
     \/ Is("set back") /\ SetBack /\ WrotePosition(E.name)
@@ -117,11 +118,23 @@ ChangesAlone ==
 
 Next_(name) == l <= Len(Trace) /\ E.is = name
 
+\* A seek got no answer, and the next attempt was refused because its place is below the floor. The
+\* reader continues where it was, and its position may be before that.
+StayAfterSeek(r) ==
+    LET p == position[run[r].name] IN
+    /\ Seeking(r)
+    /\ \A found \in {p.now} \cup p.flight : found.at <= run[r].next
+    /\ run' = [run EXCEPT ![r].at = "reads", ![r].back = None]
+    /\ UNCHANGED <<manifest, index, position, objects, deleted, producer, mover, collector, resetter,
+                   acked, unsure, told, counts>>
+
 Silent ==
     /\ \/ Next_("told") /\ LookBeforeAppend(E.by) /\ producer'[E.by].at = "end"
        \/ Next_("look before collection") /\ EndCollection
        \/ (Next_("delete") \/ Next_("delete segment")) /\ ReadIndexAgain
        \/ Next_("set back") /\ EndReset
+       \/ Next_("acknowledge") /\ LookBeforeRegistration(E.by) /\ run'[E.by].at = "back"
+       \/ Next_("hand out") /\ StayAfterSeek(E.by)
     /\ l' = l
 
 TraceNext ==

@@ -44,7 +44,8 @@ KINDS = {
     *("look before append", "append", "told", "arrive", "look before move"),
     *("read index before move", "store segment", "write index", "look before take"),
     *("read index before take", "take position", "look before registration", "register"),
-    *("read manifest", "read index", "hand out", "acknowledge", "set back", "confirm reset"),
+    *("read manifest", "read index", "hand out", "acknowledge", "seek"),
+    *("set back", "confirm reset"),
     *("look before confirmation", "look before collection", "read position", "write floor"),
     *("delete", "delete segment"),
 }
@@ -62,7 +63,7 @@ class TracedLogCluster(RecordedCluster, LogCluster):
         self.names = self.names[:2]
         self.idle_s = 1.0
         self.request_faults = 0.003
-        self.seek_share = 0  # Log.tla has the resets of an operator, and no seeks of a reader.
+        self.seek_share = 0.05
         # With wrong clocks a collector would delete nothing, and the trace would show little.
         self.disturbances = ("kill", "short pause", "outage", "zombie")
         lost = {name: getattr(self.plan, name) / 2 for name in LOST}
@@ -145,6 +146,7 @@ def notes_calls(recorder: Recorder) -> list[Mutation]:
             around("take", lambda queue, index, *_: (queue, index, queue._queue.last_seen)),
         ),
         (ReaderQueue, "_seen", around("view", lambda queue, *seen: (queue, *seen))),
+        (ReaderQueue, "_moved_to", around("seek", lambda *_: None, "sought")),
         (Consumer, "next_batch", around("", lambda *_: None, "handed")),
         (Consumer, "skip", around("", lambda *_: None, "skipped")),
         (
@@ -202,6 +204,7 @@ class Converter:
         self.appending: dict[str, str] = {}  # by task
         self.moving: dict[str, bytes] = {}  # by task, the manifest that it moves from
         self.floors: set[str] = set()  # processes that raise the floor
+        self.seeks = self._spans("seek", "sought")
         self.objects: dict[str, bytes] = {}
         self.gone: set[str] = set()
         self.manifests = {
@@ -221,6 +224,17 @@ class Converter:
         made = [n.version for n in self.notes[: self.begin] if n.what == INDEX and n.call]
         base = recorder.versions[INDEX].index(max(filter(None, made), key=int))
         self.changes = {v: n - base for n, v in enumerate(recorder.versions[INDEX])}
+
+    def _spans(self, begin: str, end: str) -> dict[str, list[tuple[int, int]]]:
+        """Return where the notes of a call begin and end, by the task that made it."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for number, note in enumerate(self.notes):
+            spans = found.setdefault(note.task, [])
+            if note.kind == begin:
+                spans.append((number, len(self.notes)))
+            elif note.kind == end:
+                spans[-1] = (spans[-1][0], number)
+        return found
 
     def trace(self) -> Trace:
         """Return all events, with the constants of the specification."""
@@ -441,8 +455,14 @@ class Converter:
         old = self.positions[call.bound_to]
         return (old.next, old.epoch) != (new.next, new.epoch)
 
+    def _is_seek(self, call: Call) -> bool:
+        spans = self.seeks.get(call.task, ())
+        return any(begin < call.sent <= end for begin, end in spans)
+
     def _write_position(self, number: int, call: Call, answer: str) -> None:
-        if not self._moves(call) or answer == "conflict" or not self.is_current(call, number):
+        if answer == "conflict" or not self.is_current(call, number):
+            return
+        if not self._moves(call) and not self._is_seek(call):
             return
         new = ReaderPosition.from_json(call.data)
         name = call.key.removeprefix(READERS)[:-5]
@@ -452,6 +472,8 @@ class Converter:
             self.timeline.add(number, {"is": "set back", **event})
         else:
             kind = "take position" if new.epoch > old else "acknowledge"
+            if self._is_seek(call):
+                kind = "seek"
             self.timeline.add(number, {**self._by(kind, self.run_of[call.process]), **event})
 
     # Calls.
