@@ -45,7 +45,7 @@ from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.runtime import Moment, Runtime, in_parallel
 from opendata_buffer.stores.base import List, Store
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import partition_config
 from opendata_buffer.transactions import (
     Attempt,
     CommitRecord,
@@ -768,4 +768,4 @@ class TopicCommitter(UploadCommitter):
             raise
 
     def _queue_of(self, name: str) -> Queue:
-        return self._queue(Topic.config_of(name, self._config))
+        return self._queue(partition_config(name, self._config))

@@ -33,7 +33,10 @@ from opendata_buffer.consumer.fetch import (
     PooledBatch,
     Records,
     fetch_many,
+    fetch_stored,
+    open_records,
     or_poison,
+    within,
 )
 from opendata_buffer.errors import (
     BatchMissing,
@@ -125,12 +128,12 @@ def _readable(
     retrying = options.queue.retries(runtime)
     handle = _handle(options)
     handles = {
-        name: handle if name == ONLY else handle.within(name)
+        name: handle if name == ONLY else within(handle, name)
         for name in {each.partition for each in descriptors}
     }
 
     def fetch(batch: PartitionBatch) -> PooledBatch:
-        return handles[batch.partition].fetch_pooled(batch, retrying)
+        return fetch_stored(handles[batch.partition], batch, retrying)
 
     def pass_by(batch: PartitionBatch, error: PoisonBatch) -> None:
         if isinstance(error, BatchMissing):
@@ -163,8 +166,11 @@ def _readable(
             try:
                 if isinstance(fetched, PoisonBatch):
                     raise fetched
-                records = handles[batch.partition].records(
-                    fetched, array_bytes, check_first=options.checks_whole_batch
+                records = open_records(
+                    handles[batch.partition],
+                    fetched,
+                    array_bytes,
+                    check_first=options.checks_whole_batch,
                 )
             except PoisonBatch as error:
                 if not options.tolerates(error):

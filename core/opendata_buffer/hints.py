@@ -353,8 +353,8 @@ class Action(Enum):
         "with the option dataPathPrefix.",
     )
     USE_TOPIC = Texts(
-        "Use a TopicProducer or TopicConsumer, one partition (Topic.config_of), or another store "
-        "for a queue.",
+        "Use a TopicProducer or TopicConsumer, one partition (data_path_prefix='p-00000-04pn'), or "
+        "another store for a queue.",
         shell="Name the topic without a data prefix, or one partition with --partition, or use "
         "another store for a queue.",
         spark="Leave out the options dataPathPrefix and manifestPath to use the topic, name one "

@@ -135,10 +135,10 @@ def read(
         **unknown: Refused.
 
     Returns:
-        The rows. ``read_all()`` makes a table of them, ``read_pandas()`` a pandas DataFrame (Arrow's
-        reader has no ``to_pandas()``), and a loop gets one record batch at a time. These may raise
-        ``PoisonBatch`` for a batch that cannot be delivered, ``MalformedRecord`` in the mode
-        FAILFAST, ``DataLoss``, and ``StorageError``.
+        The rows. ``read_all()`` makes a table of them, ``read_pandas()`` (there is no
+        ``to_pandas()``) a DataFrame of pandas, and a loop gets one record batch at a time. These
+        may raise ``PoisonBatch`` for a batch that cannot be delivered, ``MalformedRecord`` in the
+        mode FAILFAST, ``DataLoss``, and ``StorageError``.
 
     Raises:
         InvalidInput: The queue, the reader or a column does not exist, or an argument cannot be
@@ -242,7 +242,7 @@ def read_from(
     is_topic = target.topic is not None
     fetches = _Fetches(
         _entries(ranges, request.allow_data_loss),
-        {each.partition: handle.within(each.partition) if is_topic else handle for each in ranges},
+        {each.partition: handle._within(each.partition) if is_topic else handle for each in ranges},
         config,
         runtime,
         handle.adaptive_concurrency(),
@@ -468,7 +468,7 @@ class _Fetches:
             yield from group
 
     def _fetch(self, wanted: _Wanted) -> PooledBatch:
-        return self.handles[wanted.partition].fetch_pooled(wanted.entry, self._retrying)
+        return self.handles[wanted.partition]._fetch_pooled(wanted.entry, self._retrying)
 
     def _group(self) -> list[tuple[_Wanted, PooledBatch | PoisonBatch]]:
         count = max(1, min(FETCHED_BATCHES, int(FETCHED_BYTES / self._mean)))
@@ -559,7 +559,7 @@ def _pieces(
         return
     if isinstance(batch, PoisonBatch):
         raise batch
-    records = fetches.handles[wanted.partition].records(batch, builder.piece_bytes)
+    records = fetches.handles[wanted.partition]._records(batch, builder.piece_bytes)
     yield from builder.cut(records, wanted.partition)
 
 

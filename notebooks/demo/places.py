@@ -21,7 +21,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.partitioner import modulo
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 
 PARTITIONS = 4
 
@@ -118,7 +118,7 @@ class Places:
         if not self.topic:
             return [config]
         topic = Topic.open(config)
-        return [topic.config_of(name, config) for name in topic.description.names]
+        return [partition_config(name, config) for name in topic.description.names]
 
     def queued(self) -> tuple[int, list[dict[str, int]]]:
         """Return how many batches wait, and which chunk each airport has to queue next.

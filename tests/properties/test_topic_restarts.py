@@ -18,7 +18,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.topic.topic import DRAIN_S, Topic
+from opendata_buffer.topic.topic import DRAIN_S, Topic, partition_config
 from tests.properties.test_stream_restarts import CheckpointedQuery, Crash, run_with_a_lagging_log
 
 PARTITIONS = 3
@@ -156,7 +156,7 @@ class CheckpointedTopicQuery(CheckpointedQuery):
         self.put(name, [value], message=build_uuid(producer, clock, flags))
 
     def _queue_of(self, name: str) -> Queue:
-        config = Topic.config_of(name, QueueConfig(store="/store"))
+        config = partition_config(name, QueueConfig(store="/store"))
         return Queue(self.store, config, runtime=self.runtime, role="producer")
 
 

@@ -41,6 +41,7 @@ from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.publisher import AckIntents
+from opendata_buffer.topic.topic import partition_config
 from tests.referees.history import Recorder, Saved
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.tuned import tuned
@@ -296,7 +297,7 @@ def publish(scene: Scene, *, to_the_end: bool = False) -> None:
     config = scene.producing()
     topic = odb.Topic.open(config, store=scene.store, runtime=scene.runtime)
     for partition in topic.description.names:
-        claim(scene, topic.config_of(partition, config))
+        claim(scene, partition_config(partition, config))
     with odb.Publisher(
         scene.url, name, config=config, store=scene.store, runtime=scene.runtime
     ) as opened:

@@ -68,7 +68,7 @@ from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import consumer as topic_consumer
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from tests.simulation.oracle import Oracle
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
@@ -284,7 +284,7 @@ class Deployment(SeededChoices):
         if not self.is_topic:
             settings |= {"data_path_prefix": self.prefix, "manifest_path": self.manifest_path}
         made = kind(store=URL, **settings)
-        return Topic.config_of(partition, made) if partition else made
+        return partition_config(partition, made) if partition else made
 
     def producer_config(self, partition: str = ONE) -> ProducerConfig:
         """Return the settings of a producer."""

@@ -58,8 +58,8 @@ from tests.simulation.programs import (
     V1Writer,
     WorkerReader,
     host_brokers,
-    run_of,
     run_collector,
+    run_of,
 )
 
 

@@ -49,7 +49,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import AckIntents
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import SeededChoices, SimRuntime, Simulation
 
@@ -357,7 +357,7 @@ class PublishingCluster(Processes):
 
     def read(self, process: SimRuntime, store: Any, name: str, until: Callable[[], bool]) -> None:
         """Read a partition. State and delivered records change together, as in a database."""
-        config = Topic.config_of(name, QueueConfig(store=URL))
+        config = partition_config(name, QueueConfig(store=URL))
         queue = Queue(store, config, runtime=process, role="consumer")
         state: dict[str, Any] | None = None
         begin = 0

@@ -16,7 +16,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import consumer as topic_consumer
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from tests.simulation.publishing import (
     CONFIG,
     TROUBLE,
@@ -68,7 +68,7 @@ class ProcessingCluster(Processes):
 
     def fill(self, batches: int) -> None:
         for part, name in enumerate(self.names[0]):
-            config = Topic.config_of(name, CONFIG)
+            config = partition_config(name, CONFIG)
             with Producer(config, store=self.stores[0], runtime=self.director) as producer:
                 for _ in range(batches):
                     number = len(self.records[part])

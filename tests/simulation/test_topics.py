@@ -26,7 +26,7 @@ from opendata_buffer.config import (
 from opendata_buffer.errors import DataLoss, Drained, Fenced, FlushFailed
 from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.producer import TopicHandle
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, seal_partition
 from tests.simulation.publishing import TROUBLE, URL, PublishingCluster, faults
 from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan
@@ -230,7 +230,8 @@ class TopicCluster(PublishingCluster):
             elif self.chance(0.2):
                 for name in self.patiently(process, topic.read).draining:
                     # As if killed before it removes the partition from the topic.
-                    self.happened["sealed"] += self.patiently(process, lambda: topic.seal(name))  # noqa: B023
+                    seal = partial(seal_partition, topic, name)
+                    self.happened["sealed"] += self.patiently(process, seal)
 
     # The end.
 

@@ -150,9 +150,7 @@ def block(page: str, language: str, number: int = 0) -> str:
 def test_sql_reads_what_is_queued_through_a_temporary_view(spark: SparkSession, store: str) -> None:
     produce(store, [[b"a", b"b"], [b"c"]])
     create, select = (
-        block("how-to/spark.md", "sql")
-        .replace("s3://bucket/orders", store)
-        .split(";")[:2]
+        block("how-to/spark.md", "sql").replace("s3://bucket/orders", store).split(";")[:2]
     )
     try:
         spark.sql(create)

@@ -448,11 +448,9 @@ def right(examples: Examples, name: str, parameter: str) -> Any:
         "partition": lambda: examples.topic.description.names[0],
         "partitioner": lambda: importlib.import_module("opendata_buffer.topic.partitioner").modulo,
         "partitions": lambda: (
-            ["p-00000-04pn"]
-            if name in ("modulo", "random", "rendezvous", "split", "Topic.forget_left")
-            else 2
+            ["p-00000-04pn"] if name in ("modulo", "random", "rendezvous", "split") else 2
         ),
-        "pooled": lambda: examples.fetch_handle.fetch_pooled(
+        "pooled": lambda: examples.fetch_handle._fetch_pooled(
             examples.consumer._entries.queued(0, 1)[0]
         ),
         "prefix": lambda: "ingest/",

@@ -166,7 +166,7 @@ def test_errors_of_all_kinds_are_found() -> None:
     }
     assert ("queue.queue.Queue.check_epoch", "Fenced") in found
     assert ("queue.not_found.require_queue", "InvalidInput") in found
-    assert ("consumer.fetch.FetchHandle.fetch_pooled", "PoisonBatch") in found
+    assert ("consumer.fetch.FetchHandle._fetch_pooled", "PoisonBatch") in found
     assert ("buffer_sink.committer.UploadAges.oldest", "TransientStorageError") in found
 
 

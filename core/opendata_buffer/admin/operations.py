@@ -39,7 +39,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.places import TopicPlaces
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 
 Where = QueueConfig | str | PathLike[str]
 """A queue or a topic: its URL, a path, or a configuration."""
@@ -442,7 +442,7 @@ def _target(url: Where, settings: dict[str, Any], partition: str | int | None) -
     opened = Target(open_store(config.store, config.store_options), config, runtime)
     if partition is not None:
         topic = Topic.open(config, store=opened.store, runtime=runtime)
-        return replace(opened, config=Topic.config_of(partition_named(partition, topic), config))
+        return replace(opened, config=partition_config(partition_named(partition, topic), config))
     default = QueueConfig(store=config.store)
     place = (config.data_path_prefix, config.manifest_path)
     if place != (default.data_path_prefix, default.manifest_path):

@@ -382,8 +382,8 @@ def _check_batch(
         is returned and not raised, because :func:`.fetch_many` ends at the first error.
     """
     try:
-        raw = handle.fetch_pooled(descriptor)
-        values = handle.decode_arrow(raw).values
+        raw = handle._fetch_pooled(descriptor)
+        values = handle._decode_arrow(raw).values
         return len(values), pc.sum(pc.binary_length(values)).as_py() or 0, raw.nbytes
     except errors.PoisonBatch as error:
         kind = _kind(error)

@@ -14,7 +14,7 @@ from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_w
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store, read_bytes
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Target:
         """Return one partition of the topic; without a topic, return the queue itself."""
         if self.topic is None:
             return self
-        return Target(self.store, self.topic.config_of(name, self.config), self.runtime)
+        return Target(self.store, partition_config(name, self.config), self.runtime)
 
     def queues(self) -> list[Target]:
         """Return the queue, or the partitions of the topic as they are listed now."""

@@ -49,6 +49,7 @@ from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.reader_positions import read_positions
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.stores.base import read_bytes
+from opendata_buffer.topic.topic import forget_partitions
 
 
 def skip_batch(
@@ -430,5 +431,5 @@ def collect(target: Target, *, dry_run: bool = False) -> GcReport:
         if name in description.left and not something_left:
             finished.append(name)
     if finished and not dry_run:
-        topic.forget_left(finished)
+        forget_partitions(topic, finished)
     return report

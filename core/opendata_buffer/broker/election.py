@@ -226,7 +226,10 @@ class LeaderElection:
             self._port = self._network.listen()
         settings = consumer_settings(self._config)
         claim = claim_for_writing(
-            self._store, self._config, runtime=self._runtime, grace_ms=settings.collector.grace_period_ms
+            self._store,
+            self._config,
+            runtime=self._runtime,
+            grace_ms=settings.collector.grace_period_ms,
         )
         queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
         broker = Broker(

@@ -441,9 +441,9 @@ class Worker(FamiliarNames, Closeable):
             with self._condition:
                 self._claims[claim.token] = claim
                 self._batches[claim.token] = batch
-        decode = or_poison(self._fetch.decode)
+        decode = or_poison(self._fetch._decode)
         found = ReadAhead(
-            or_poison(self._fetch.fetch_pooled),
+            or_poison(self._fetch._fetch_pooled),
             [descriptor for _, descriptor in made],
             lambda _, stored: decode(stored),
             runtime=self._runtime,

@@ -436,7 +436,7 @@ class ReadOnlyPartition:
         self.ready: deque[BatchDescriptor] = deque()  # Committed, but not fetched yet.
         self._queue = queue
         self._reader = queue.reader(AGAIN)
-        self._handle = FetchHandle.of(queue.config, store=queue.store).within(queue.prefix)
+        self._handle = FetchHandle.of(queue.config, store=queue.store)._within(queue.prefix)
         self._start = start
         self._filter = ReadCommitted(queue.prefix)
         self._begin: int | None = None

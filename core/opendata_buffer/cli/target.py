@@ -26,7 +26,7 @@ from opendata_buffer.queue.neighbours import LISTED_BELOW, has_letters
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 
 
 def check_start(target: Target, start: Place, option: str) -> None:
@@ -193,7 +193,7 @@ def find_queue(
     if partition is not None:
         if not has_letters(partition):  # Only an abbreviation has to read the topic.
             partition = partition_named(partition, Topic.open(config, store=store, runtime=runtime))
-        config = Topic.config_of(partition, config)
+        config = partition_config(partition, config)
     return Target(store, config, runtime)
 
 

@@ -165,7 +165,7 @@ class Records:
 class Fetch(Generic[Decoded]):
     """A function that fetches a batch in two steps.
 
-    :meth:`FetchHandle.fetch_pooled` reads the batch as it is stored, and ``decode`` makes the
+    ``FetchHandle._fetch_pooled`` reads the batch as it is stored, and ``decode`` makes the
     result. :func:`.fetch_many` runs only the first step ahead.
     """
 
@@ -187,7 +187,7 @@ class Fetch(Generic[Decoded]):
             ForeignLocation: The location is outside the data prefix.
             StorageError: The store did not answer; the batch may be good.
         """
-        return self.decode(self.handle.fetch_pooled(descriptor))
+        return self.decode(self.handle._fetch_pooled(descriptor))
 
 
 class FetchHandle:
@@ -286,8 +286,7 @@ class FetchHandle:
         other.__dict__.update(self.__dict__)
         return other
 
-    @checked
-    def within(self, partition: str) -> FetchHandle:
+    def _within(self, partition: str) -> FetchHandle:
         """Create a handle with the same store and settings for one partition of a topic.
 
         Args:
@@ -311,18 +310,17 @@ class FetchHandle:
     @property
     def fetch(self) -> Fetch[ConsumedBatch]:
         """A function that fetches and decodes one batch; see :meth:`Fetch.__call__`."""
-        return Fetch(self, self.decode)
+        return Fetch(self, self._decode)
 
     @property
     def fetch_arrow(self) -> Fetch[ArrowBatch]:
         """Like :attr:`fetch`, but with the records in an Arrow array, without Python objects."""
-        return Fetch(self, self.decode_arrow)
+        return Fetch(self, self._decode_arrow)
 
-    @checked
-    def fetch_pooled(
+    def _fetch_pooled(
         self, descriptor: BatchDescriptor, retrying: Retries | None = None
     ) -> PooledBatch:
-        """Fetch one batch without decoding it; see :meth:`decode` and :meth:`decode_arrow`.
+        """Fetch one batch without decoding it; see :meth:`_decode` and :meth:`_decode_arrow`.
 
         A large local file is only opened here, and read while it is decoded.
 
@@ -366,9 +364,8 @@ class FetchHandle:
         metrics.bytes_collected.add(len(data))
         return PooledBatch(data, sequence, location, descriptor.metadata)
 
-    @checked
-    def decode(self, raw: PooledBatch) -> ConsumedBatch:
-        """Decode the result of :meth:`fetch_pooled`.
+    def _decode(self, raw: PooledBatch) -> ConsumedBatch:
+        """Decode the result of :meth:`_fetch_pooled`.
 
         Args:
             raw: The fetched batch.
@@ -384,9 +381,8 @@ class FetchHandle:
         _count(len(entries))
         return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata, self._partition)
 
-    @checked
-    def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
-        """Decode the result of :meth:`fetch_pooled` to an Arrow array.
+    def _decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
+        """Decode the result of :meth:`_fetch_pooled` to an Arrow array.
 
         Args:
             raw: The fetched batch.
@@ -395,18 +391,17 @@ class FetchHandle:
             The batch with its records in an Arrow array.
 
         Raises:
-            BatchUnreadable: As :meth:`decode`.
+            BatchUnreadable: As :meth:`_decode`.
         """
         with self._unreadable(raw):
             values = decode_arrow(raw.data, self._max_batch_bytes)
         _count(len(values))
         return ArrowBatch(values, raw.sequence, raw.location, raw.metadata, self._partition)
 
-    @checked
-    def records(
+    def _records(
         self, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
     ) -> Records:
-        """Open the result of :meth:`fetch_pooled`, to decode it in several arrays.
+        """Open the result of :meth:`_fetch_pooled`, to decode it in several arrays.
 
         Args:
             pooled: The fetched batch.
@@ -492,6 +487,55 @@ class FetchHandle:
             log.info("how many batches are missing from %d on is not known: %s", sequence, error)
             return None
         return self._missing
+
+
+# Spark's source uses these. They are not methods, because users of a handle do not need them.
+
+
+def within(handle: FetchHandle, partition: str) -> FetchHandle:
+    """Create a handle with the same store and settings for one partition of a topic.
+
+    Args:
+        handle: The handle of the topic.
+        partition: The name of the partition.
+
+    Returns:
+        The handle of the partition.
+    """
+    return handle._within(partition)
+
+
+def fetch_stored(
+    handle: FetchHandle, descriptor: BatchDescriptor, retrying: Retries | None = None
+) -> PooledBatch:
+    """Fetch one batch without decoding it.
+
+    Args:
+        handle: The handle.
+        descriptor: The batch to fetch.
+        retrying: The policy of retries; None for a single attempt.
+
+    Returns:
+        The stored bytes with the descriptor's fields.
+    """
+    return handle._fetch_pooled(descriptor, retrying)
+
+
+def open_records(
+    handle: FetchHandle, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
+) -> Records:
+    """Open the result of :func:`fetch_stored`, to decode it in several arrays.
+
+    Args:
+        handle: The handle.
+        pooled: The fetched batch.
+        array_bytes: The size of an array, in bytes of records.
+        check_first: Decode all of the batch once before the first array is handed out.
+
+    Returns:
+        The number of records, and an iterator that decodes them into Arrow arrays.
+    """
+    return handle._records(pooled, array_bytes, check_first=check_first)
 
 
 def _plain(error: errors.OpenDataBufferError) -> str:
@@ -595,7 +639,7 @@ def fetch_many(
     if isinstance(fetch, Fetch):
         adaptive = adaptive or fetch.handle.adaptive_concurrency()
         if size_of is None:  # size_of measures decoded batches
-            read, decode = fetch.handle.fetch_pooled, fetch.decode
+            read, decode = fetch.handle._fetch_pooled, fetch.decode
     for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
         if value is not None and value < 1:
             raise errors.InvalidInput(f"{name} is {value!r}: use a whole number of at least 1")

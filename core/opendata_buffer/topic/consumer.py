@@ -33,7 +33,13 @@ from opendata_buffer.queue.reader_admin import register_readers
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
 from opendata_buffer.topic.description import TopicDescription, is_abbreviated, resolve
 from opendata_buffer.topic.places import TopicPlaces
-from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
+from opendata_buffer.topic.topic import (
+    REFRESH_S,
+    CachedTopic,
+    Topic,
+    partition_config,
+    seal_partition,
+)
 
 log = logging.getLogger(__name__)
 
@@ -369,12 +375,12 @@ class TopicConsumer(BatchLoop):
     ) -> Generator[ConsumedBatch | ArrowBatch]:
         """Fetch batches ahead; they stay in ``ready`` until they are delivered."""
         handles = {
-            id(descriptor): self._readers[name].fetch_handle().within(name)
+            id(descriptor): self._readers[name].fetch_handle()._within(name)
             for name, descriptor in batches
         }
-        decode = FetchHandle.decode_arrow if arrow else FetchHandle.decode
+        decode = FetchHandle._decode_arrow if arrow else FetchHandle._decode
         fetched = ReadAhead(
-            lambda descriptor: handles[id(descriptor)].fetch_pooled(descriptor),
+            lambda descriptor: handles[id(descriptor)]._fetch_pooled(descriptor),
             [descriptor for _, descriptor in batches],
             lambda descriptor, stored: decode(handles[id(descriptor)], stored),
             runtime=self._runtime,
@@ -440,11 +446,13 @@ class TopicConsumer(BatchLoop):
 
         def open_one(name: str) -> None:
             try:
-                config = Topic.config_of(name, self._config)
+                config = partition_config(name, self._config)
                 opened[name] = self._open_reader(config, self._position_for(name))
             except errors.DataLoss:
                 # An earlier consumer may have emptied the partition to seal it, and been killed.
-                if name not in description.may_leave(now_ms) or not self._topic.seal(name):
+                if name not in description.may_leave(now_ms) or not seal_partition(
+                    self._topic, name
+                ):
                     raise
                 reader = self._config.reader
                 if reader and not self._topic.has_read(name, reader):  # failure F53
@@ -497,7 +505,7 @@ class TopicConsumer(BatchLoop):
             if place.position is not None:
                 self._positions[name] = place.position
                 return
-            config = Topic.config_of(name, self._config)
+            config = partition_config(name, self._config)
             view = ReadOnlyReader(config, store=self._topic.store, runtime=self._runtime).view()
             if not reader and not isinstance(view, Manifest):
                 return  # Opening it fails, and says that it needs a reader.

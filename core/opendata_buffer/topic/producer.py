@@ -42,7 +42,7 @@ from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parall
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partitioner import Keys, Partitioner, Records, split
-from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
+from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic, partition_config
 
 log = logging.getLogger(__name__)
 
@@ -537,7 +537,7 @@ class TopicProducer(FamiliarNames, Closeable):
         return sum(producer.buffered_bytes for producer in self._pool.all_open())
 
     def _open(self, partition: str) -> Producer:
-        config = Topic.config_of(partition, self._config)
+        config = partition_config(partition, self._config)
         share = max(1, len(self._topic.get().active))
         config = replace(config, max_buffered_bytes=max(1, config.max_buffered_bytes // share))
         parts = internals(

@@ -75,7 +75,7 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.partitioner import Records
 from opendata_buffer.topic.producer import ProduceOptions, TopicProducer
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from opendata_buffer.transactions import (
     ROLL_BACK,
     Attempt,
@@ -754,7 +754,7 @@ class Publisher(FamiliarNames, Closeable):
 
     def _queue_of(self, name: str) -> Queue:
         if name not in self._queues:
-            config = Topic.config_of(name, self._config)
+            config = partition_config(name, self._config)
             claim = claim_for_writing(self._store, config, runtime=self._runtime)
             self._queues[name] = Queue(
                 self._store, config, runtime=self._runtime, role="publisher", claim=claim

@@ -462,7 +462,7 @@ class Topic(FamiliarNames):
         like, readers = next(iter(indexes.values())), _readers_of(indexes)
 
         def make(name: str) -> None:
-            config = self.config_of(name, self._settings)
+            config = partition_config(name, self._settings)
             claim = claim_for_writing(self.store, config, runtime=self._runtime)
             enable_readers(
                 self.store,
@@ -483,7 +483,7 @@ class Topic(FamiliarNames):
         """Return the indexes of those partitions that are logs, by name."""
 
         def read(name: str) -> LogIndex | None:
-            config = self.config_of(name, self._settings)
+            config = partition_config(name, self._settings)
             return Log(self.store, config, self._runtime).read_unclaimed()
 
         names = [*names]
@@ -497,7 +497,7 @@ class Topic(FamiliarNames):
         lacking = [name for name, index in indexes.items() if {*readers} - {*index.readers}]
 
         def register(name: str) -> dict[str, int]:
-            config = self.config_of(name, self._settings)
+            config = partition_config(name, self._settings)
             log_ = Log(self.store, config, self._runtime, indexes[name].queue_id)
             return register_readers(log_, readers, _PROGRAM)
 
@@ -546,7 +546,7 @@ class Topic(FamiliarNames):
 
         def prepare(before: TopicDescription) -> TopicDescription:
             due = before.may_leave(self._runtime.now_ms(), after_s)
-            empty[:] = [name for name in due if self.seal(name)]
+            empty[:] = [name for name in due if seal_partition(self, name)]
             # Look only now that nothing can be appended. A reader that returns meanwhile and is
             # new to the partition changes the description, and then this is repeated.
             unread = {name: self._unread_in(name) for name in empty}
@@ -573,7 +573,7 @@ class Topic(FamiliarNames):
         These are readers that have expired, because :meth:`seal` waits for all others. The one that
         moved last is at the end of the list.
         """
-        config = self.config_of(partition, self._settings)
+        config = partition_config(partition, self._settings)
         claim = check_owner(self.store, config, runtime=self._runtime)
         if claim is None or not claim.is_log:
             return []
@@ -649,7 +649,7 @@ class Topic(FamiliarNames):
         Returns:
             None if it has no position there.
         """
-        config = self.config_of(partition, self._settings)
+        config = partition_config(partition, self._settings)
         claim = check_owner(self.store, config, runtime=self._runtime)
         if claim is None:
             return None
@@ -660,73 +660,6 @@ class Topic(FamiliarNames):
         manifest = Queue(self.store, config, runtime=self._runtime, role="topic").read()
         claim.check(manifest)
         return max(0, (0 if manifest is None else manifest.next_sequence) - position.next)
-
-    @checked
-    def forget_left(self, partitions: Iterable[str]) -> TopicDescription:
-        """Remove partitions that have left from the list, once their batches are deleted.
-
-        Args:
-            partitions: Names of the partitions.
-
-        Returns:
-            The new description.
-        """
-        return self._change(lambda before: before.collected(partitions))
-
-    @checked
-    def seal(self, partition: str) -> bool:
-        """Close a partition if it is empty, so that later appends fail.
-
-        Args:
-            partition: Name of the partition.
-
-        Returns:
-            False while the partition has entries. A log is not closed while a reader has not
-            acknowledged all entries, or while it has entries and no reader.
-
-        Raises:
-            QueueReset: Its manifest was lost or restored from an old copy.
-            CorruptData, StorageError: It could not be read or written.
-        """
-        config = self.config_of(partition, self._settings)
-        claim = check_owner(self.store, config, runtime=self._runtime)
-        queue = Queue(self.store, config, runtime=self._runtime, role="topic")
-        manifest = queue.read()
-        if claim is not None:
-            # If the manifest was lost, it would be created again, empty and closed. The collector
-            # would then delete the partition's batches (failure F4).
-            claim.check(manifest)
-        read_to = None
-        if claim is not None and claim.is_log:
-            log_ = Log(self.store, config, self._runtime)
-            positions = read_positions(log_, log_.need())
-            read_to = min((each.next for each in positions.values()), default=None)
-            behind = [name for name, each in positions.items() if each.next == read_to]
-            if manifest is not None and (read_to or 0) < manifest.next_sequence:
-                why = f"its reader {behind[0]!r} is at {read_to}" if behind else "it has no reader"
-                log.info("partition %s is not closed yet: %s", partition, why)
-                return False
-        return queue.seal(read_to)
-
-    @staticmethod
-    @checked
-    def config_of(partition: str, config: Config) -> Config:
-        """Make the settings for one partition from those for all partitions.
-
-        Args:
-            partition: Name of the partition.
-            config: Settings that name no prefix and no manifest.
-
-        Returns:
-            The settings, with the partition's name as the data prefix.
-
-        Raises:
-            InvalidInput: The settings name a prefix or a manifest.
-        """
-        if partition == config.data_path_prefix:
-            return config  # a queue that is used as a topic; partitions do not have such names
-        _check_config(config)
-        return replace(config, data_path_prefix=partition, manifest_path="")
 
     def _change(self, change: Callable[[TopicDescription], TopicDescription]) -> TopicDescription:
         # Every change may be applied twice, so it does not matter if an answer is lost.
@@ -791,6 +724,80 @@ def _check_config(config: QueueConfig) -> None:
                 f"{name} is {value!r}, but the partitions of a topic have names of their own: "
                 "leave it out, or use the queue of one partition"
             )
+
+
+# Consumers and commands use these. They are not methods, because users of a topic do not need them.
+
+
+@checked
+def partition_config(partition: str, config: Config) -> Config:
+    """Make the settings for one partition from those for all partitions.
+
+    Args:
+        partition: Name of the partition.
+        config: Settings that name no prefix and no manifest.
+
+    Returns:
+        The settings, with the partition's name as the data prefix.
+
+    Raises:
+        InvalidInput: The settings name a prefix or a manifest.
+    """
+    if partition == config.data_path_prefix:
+        return config  # a queue that is used as a topic; partitions do not have such names
+    _check_config(config)
+    return replace(config, data_path_prefix=partition, manifest_path="")
+
+
+@checked
+def forget_partitions(topic: Topic, partitions: Iterable[str]) -> TopicDescription:
+    """Remove partitions that have left from the list, once their batches are deleted.
+
+    Args:
+        topic: The topic.
+        partitions: Names of the partitions.
+
+    Returns:
+        The new description.
+    """
+    return topic._change(lambda before: before.collected(partitions))
+
+
+@checked
+def seal_partition(topic: Topic, partition: str) -> bool:
+    """Close a partition if it is empty, so that later appends fail.
+
+    Args:
+        topic: The topic.
+        partition: Name of the partition.
+
+    Returns:
+        False while the partition has entries. A log is not closed while a reader has not
+        acknowledged all entries, or while it has entries and no reader.
+
+    Raises:
+        QueueReset: Its manifest was lost or restored from an old copy.
+        CorruptData, StorageError: It could not be read or written.
+    """
+    config = partition_config(partition, topic._settings)
+    claim = check_owner(topic.store, config, runtime=topic._runtime)
+    queue = Queue(topic.store, config, runtime=topic._runtime, role="topic")
+    manifest = queue.read()
+    if claim is not None:
+        # If the manifest was lost, it would be created again, empty and closed. The collector
+        # would then delete the partition's batches (failure F4).
+        claim.check(manifest)
+    read_to = None
+    if claim is not None and claim.is_log:
+        log_ = Log(topic.store, config, topic._runtime)
+        positions = read_positions(log_, log_.need())
+        read_to = min((each.next for each in positions.values()), default=None)
+        behind = [name for name, each in positions.items() if each.next == read_to]
+        if manifest is not None and (read_to or 0) < manifest.next_sequence:
+            why = f"its reader {behind[0]!r} is at {read_to}" if behind else "it has no reader"
+            log.info("partition %s is not closed yet: %s", partition, why)
+            return False
+    return queue.seal(read_to)
 
 
 def _refuse_queues(store: Store) -> None:

@@ -16,6 +16,7 @@ from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.topic.partitioner import rendezvous
+from opendata_buffer.topic.topic import partition_config
 from tests.support.worker_produce import await_short
 
 RECORDS_EACH = 24
@@ -27,11 +28,11 @@ def main() -> None:
     topic = Topic.open(store)
     runtime, config = SystemRuntime(), QueueConfig(store=store)
     queues = [
-        Queue(topic.store, Topic.config_of(name, config), runtime=runtime, role="test")
+        Queue(topic.store, partition_config(name, config), runtime=runtime, role="test")
         for name in topic.description.names
     ]
     for name in topic.description.names:
-        partition = Topic.config_of(name, config)
+        partition = partition_config(name, config)
         claim_for_writing(topic.store, partition, runtime=runtime, grace_ms=int(grace_ms))
     producing = ProducerConfig(store=store, flush_interval_ms=2)
     with Publisher(store, app, config=producing) as publisher:

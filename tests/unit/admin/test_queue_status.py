@@ -29,7 +29,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, seal_partition
 from tests.unit.broker.local import RUNTIME as BROKER_RUNTIME
 from tests.unit.broker.local import serving
 
@@ -110,7 +110,7 @@ def test_a_closed_partition_that_is_still_listed_shows_its_real_epoch() -> None:
     store = MemoryStore()
     topic = Topic.create(TOPIC, 2, store=store)
     topic.drain("p-00001-05mv")
-    topic.seal("p-00001-05mv")
+    seal_partition(topic, "p-00001-05mv")
     assert [
         each.epoch for each in read_topic(Target(store, TOPIC, SYSTEM, topic), topic).partitions
     ] == [0, 0]

@@ -16,7 +16,7 @@ from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from opendata_buffer.transactions import (
     Attempt,
     MarkerWriter,
@@ -41,7 +41,7 @@ class Deployment:
         self.scope = Target(self.store, CONFIG, self.runtime, self.topic)
 
     def queue(self, name: str) -> Queue:
-        config = Topic.config_of(name, CONFIG)
+        config = partition_config(name, CONFIG)
         claim = claim_for_writing(self.store, config, runtime=self.runtime)
         return Queue(self.store, config, runtime=self.runtime, role="test", claim=claim)
 
@@ -186,7 +186,7 @@ def test_transactions_of_one_partition_are_listed_but_cannot_be_ended_there(
     deployment: Deployment,
 ) -> None:
     deployment.write(A, Transaction("orders", 7), *NAMES)
-    one = Target(deployment.store, Topic.config_of("p-00001-05mv", CONFIG), deployment.runtime)
+    one = Target(deployment.store, partition_config("p-00001-05mv", CONFIG), deployment.runtime)
     assert [each.partition for each in list_open(one)] == ["p-00001-05mv"]
     with pytest.raises(InvalidInput, match="in all of them or in none"):
         abort(one, A.hex())

@@ -33,7 +33,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from tests.unit.cli.shell import Lossy, copy_into, manifest_of
 
 # ---- skip and restore
@@ -336,7 +336,7 @@ def test_active_and_removed_partitions_are_collected_and_the_removed_ones_forgot
     store = MemoryStore()
     topic = Topic.create(COLLECTED, 3, store=store)
     for name in topic.description.names[:2]:
-        consumed(store, topic.config_of(name, COLLECTED))
+        consumed(store, partition_config(name, COLLECTED))
     topic.drain("0")
     (left,) = topic.remove_drained(after_s=0)
     assert collect(of_topic(store, COLLECTED, topic), dry_run=True).deleted == 0
@@ -352,7 +352,7 @@ def test_active_and_removed_partitions_are_collected_and_the_removed_ones_forgot
 def test_a_removed_partition_is_remembered_while_some_of_its_objects_are_too_young() -> None:
     store = MemoryStore()
     topic = Topic.create(COLLECTED, 2, store=store)
-    consumed(store, topic.config_of(topic.description.names[0], COLLECTED))
+    consumed(store, partition_config(topic.description.names[0], COLLECTED))
     topic.drain("0")
     left = topic.remove_drained(after_s=0)
     patient = ConsumerConfig(store="memory://x")

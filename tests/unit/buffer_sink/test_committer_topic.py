@@ -18,7 +18,7 @@ from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from opendata_buffer.transactions import record_key
 
 CONFIG = QueueConfig(store="memory://x")
@@ -85,7 +85,7 @@ class TargetTopic:
         return Group(Moment.now(self.runtime), tuple(uploads), txn, query, write)
 
     def manifest(self, name: str) -> Manifest:
-        config = Topic.config_of(name, CONFIG)
+        config = partition_config(name, CONFIG)
         queue = Queue(self.store, config, runtime=self.runtime, role="test")
         return queue.read() or Manifest.empty()
 

@@ -19,7 +19,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, Listing, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 
 
 class WatchedStore(MemoryStore):
@@ -122,7 +122,7 @@ class SourceTopic(SourceQueue):
         self.topic = Topic.create(config, partitions, store=self.store, runtime=runtime)
 
     def queue(self, partition: str) -> Queue:
-        config = Topic.config_of(partition, QueueConfig(store="/queue"))
+        config = partition_config(partition, QueueConfig(store="/queue"))
         return Queue(self.store, config, runtime=self.runtime, role="producer")
 
     def append(

@@ -23,7 +23,7 @@ from opendata_buffer.queue import reader_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import reset_reader
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import DRAIN_S, Topic
+from opendata_buffer.topic.topic import DRAIN_S, Topic, partition_config
 from tests.support.logs import DAY_MS, become_log
 from tests.unit.buffer_source.source_log import CONFIG, SourceLog
 from tests.unit.buffer_source.source_queue import (
@@ -301,7 +301,7 @@ def test_f47_a_query_that_was_down_during_an_expansion_misses_nothing(
     source = SourceTopic(runtime, 2)
     names = source.topic.description.names
     for name in names:
-        become_log(source.store, Topic.config_of(name, CONFIG), runtime)
+        become_log(source.store, partition_config(name, CONFIG), runtime)
         source.append(name, b"old")
 
     def read_all(reader: str, start: SourceOffset | None) -> tuple[SourceOffset, list[bytes]]:
@@ -321,7 +321,7 @@ def test_f47_a_query_that_was_down_during_an_expansion_misses_nothing(
     assert values == [b"new"]
     runtime.advance(10)
     GarbageCollector(
-        source.store, Topic.config_of(new[0], ConsumerConfig(store="/queue")), runtime=runtime
+        source.store, partition_config(new[0], ConsumerConfig(store="/queue")), runtime=runtime
     ).run_once()
     _, values = read_all("billing", saved)
     assert values == [b"new"]
@@ -337,7 +337,7 @@ def test_f53_a_query_gets_an_error_about_losses_of_its_reader_in_a_removed_parti
     source = SourceTopic(runtime, 2)
     left, other = source.topic.description.names
     for name in (left, other):
-        become_log(source.store, Topic.config_of(name, CONFIG), runtime)
+        become_log(source.store, partition_config(name, CONFIG), runtime)
 
     def start(reader: str, **options: str) -> tuple[MicroBatchStream, SourceOffset | None]:
         return source.run(reader=reader, **options), saved.get(reader)
@@ -355,7 +355,7 @@ def test_f53_a_query_gets_an_error_about_losses_of_its_reader_in_a_removed_parti
     for _ in range(3):
         position = committed_before(driver, position)
         for name in (left, other):
-            config = Topic.config_of(name, ConsumerConfig(store="/queue"))
+            config = partition_config(name, ConsumerConfig(store="/queue"))
             GarbageCollector(source.store, config, runtime=runtime).run_once()
     topic = Topic.open(CONFIG, store=source.store, runtime=runtime)
     assert topic.description.names == [other], "the partition has left"
@@ -379,7 +379,7 @@ def test_f53_a_query_gets_an_error_about_losses_of_its_reader_in_a_removed_parti
 def test_a_query_registers_its_reader_on_the_topic_once(runtime: ManualRuntime) -> None:
     source = SourceTopic(runtime, 2)
     for name in source.topic.description.names:
-        become_log(source.store, Topic.config_of(name, CONFIG), runtime)
+        become_log(source.store, partition_config(name, CONFIG), runtime)
     for _ in range(2):
         driver = source.run(reader="billing")
         start = None

@@ -106,7 +106,7 @@ def test_an_index_is_a_record_and_a_slice_a_list_of_them(batch: ArrowBatch | Con
     for index in (3, -4):
         with pytest.raises(IndexError, match=f"a batch of 3 records has no record {index}"):
             batch[index]
-    with pytest.raises(InvalidInput, match="the index of a record is 'value' .*number or a slice"):
+    with pytest.raises(InvalidInput, match=r"index of a record is 'value' .*number or a slice"):
         batch["value"]  # type: ignore[call-overload]
 
 
@@ -114,7 +114,7 @@ def test_a_record_has_the_metadata_of_its_range_whatever_their_order() -> None:
     ranges = (Metadata(2, 3, b"c"), Metadata(0, 1, b"a"), Metadata(2, 4, b"d"), Metadata(9, 5))
     batch = ConsumedBatch(RECORDS, 7, "ingest/x.batch", ranges)
     assert [batch[index] for index in range(3)] == list(batch)
-    assert ConsumedBatch(RECORDS, 7, "x", ()) [0].ingestion_time_ms is None
+    assert ConsumedBatch(RECORDS, 7, "x", ())[0].ingestion_time_ms is None
 
 
 def test_a_batch_without_records_is_true() -> None:

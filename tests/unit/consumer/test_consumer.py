@@ -27,8 +27,8 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.internal_parts import internals
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.outcomes import Unknown
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic

@@ -49,9 +49,9 @@ def test_a_batch_carries_its_records_and_its_descriptor() -> None:
     arrow = handle.fetch_arrow(descriptor)
     assert arrow.values.equals(pa.array([b"abc", b""], pa.binary()))
     assert (arrow.sequence, arrow.location, arrow.metadata) == (7, LOCATION, META)
-    raw = handle.fetch_pooled(descriptor)
-    assert handle.decode(raw) == batch
-    assert handle.decode_arrow(raw).values.equals(arrow.values)
+    raw = handle._fetch_pooled(descriptor)
+    assert handle._decode(raw) == batch
+    assert handle._decode_arrow(raw).values.equals(arrow.values)
 
 
 @pytest.mark.parametrize("compression", list(Compression))
@@ -65,19 +65,19 @@ def test_records_are_decoded_array_by_array(
     stores: list[Store] = [_store(data), LocalStore(tmp_path)]
     stores[1].put(LOCATION, data)
     for store in stores:
-        pooled = _handle(store, 1 << 23).fetch_pooled(BatchDescriptor(7, LOCATION, META))
+        pooled = _handle(store, 1 << 23)._fetch_pooled(BatchDescriptor(7, LOCATION, META))
         stored = pooled.data
         assert bytes(stored.whole().data if isinstance(stored, ReadBuffer) else stored) == data
         assert pooled.nbytes == len(data)
         for _ in range(2):  # it may be opened again
-            found = _handle(store, 1 << 23).records(pooled, sum(sizes) // 10 + 400)
+            found = _handle(store, 1 << 23)._records(pooled, sum(sizes) // 10 + 400)
             assert (found.count, found.sequence, found.location) == (1000, 7, LOCATION)
             assert found.metadata == META
             arrays = list(found.arrays)
             alike = sizes[-1] == sizes[5]
             assert [len(array) for array in arrays] == [100] * 10 or (not alike and len(arrays) > 1)
             assert pa.concat_arrays(arrays).to_pylist() == records
-        assert _handle(store, 1 << 23).decode(pooled).entries == records
+        assert _handle(store, 1 << 23)._decode(pooled).entries == records
 
 
 def test_a_large_file_is_read_while_it_is_decoded(
@@ -96,13 +96,13 @@ def test_a_large_file_is_read_while_it_is_decoded(
 
     monkeypatch.setattr(local, "read_into", busy)
     handle, retrying = _handle(store, 1 << 20), ConsumerConfig(store="memory://a").retries
-    pooled = handle.fetch_pooled(BatchDescriptor(7, LOCATION), retrying(ManualRuntime()))
-    arrays = handle.records(pooled, 10_000).arrays
+    pooled = handle._fetch_pooled(BatchDescriptor(7, LOCATION), retrying(ManualRuntime()))
+    arrays = handle._records(pooled, 10_000).arrays
     found = [next(arrays), next(arrays)]
     assert len(reads) == 5, "reads of the footer and of two arrays, one of them twice"
     assert max(reads) < 12_000
     assert pa.concat_arrays([*found, *arrays]).to_pylist() == records
-    arrays = handle.records(pooled, 10_000).arrays
+    arrays = handle._records(pooled, 10_000).arrays
     next(arrays)
     store.delete_many([LOCATION])
     with pytest.raises(BatchMissing, match=f"batch 7 at '{LOCATION}'"):
@@ -111,7 +111,7 @@ def test_a_large_file_is_read_while_it_is_decoded(
 
 def _ways(handle: FetchHandle) -> list[Callable[[BatchDescriptor], object]]:
     def in_pieces(descriptor: BatchDescriptor) -> object:
-        return list(handle.records(handle.fetch_pooled(descriptor), 1024).arrays)
+        return list(handle._records(handle._fetch_pooled(descriptor), 1024).arrays)
 
     return [handle.fetch, handle.fetch_arrow, in_pieces]
 
@@ -178,7 +178,7 @@ def test_a_handle_for_another_prefix_reads_only_there() -> None:
     store = _store()
     store.put("other/a.batch", read_bytes(store, LOCATION))
     handle = _handle(store)
-    other = handle.within("other")
+    other = handle._within("other")
     assert other.fetch(BatchDescriptor(7, "other/a.batch")).entries == [b"abc", b""]
     for each, elsewhere in ((other, LOCATION), (handle, "other/a.batch")):
         with pytest.raises(ForeignLocation):

@@ -194,7 +194,7 @@ def test_on_a_near_store_the_caller_fetches_one_batch_at_a_time(
         clock.worked += 0.050  # a large batch: 50 ms of decoding, 5 ms of reading
         return PooledBatch(encode_batch([b"a"]), descriptor.sequence, descriptor.location, ())
 
-    handle.fetch_pooled = fetch  # type: ignore[method-assign]
+    handle._fetch_pooled = fetch  # type: ignore[method-assign]
     results = fetch_many(handle.fetch, _descriptors(50, None), runtime=clock)
     for number, _ in enumerate(results, start=1):
         assert len(held) == number, "no batch is fetched ahead"
@@ -367,17 +367,17 @@ class Handle(FetchHandle):
     def stored_bytes(self) -> int:
         return len(self._stored)
 
-    def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
+    def _fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         self.fetches(descriptor)
         return PooledBatch(self._stored, descriptor.sequence, descriptor.location, ())
 
-    def decode(self, raw: PooledBatch) -> ConsumedBatch:
+    def _decode(self, raw: PooledBatch) -> ConsumedBatch:
         self.decoded.append((raw.sequence, threading.current_thread()))
-        return super().decode(raw)
+        return super()._decode(raw)
 
-    def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
+    def _decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
         self.decoded.append((raw.sequence, threading.current_thread()))
-        return super().decode_arrow(raw)
+        return super()._decode_arrow(raw)
 
 
 @pytest.mark.parametrize("arrow", [False, True])

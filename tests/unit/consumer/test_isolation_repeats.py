@@ -21,7 +21,7 @@ from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import partition_config
 from tests.unit.buffer_source.source_queue import (
     SourceQueue,
     batches_of,
@@ -294,7 +294,7 @@ def test_a_note_that_is_too_large_is_not_downloaded(queue: LocalQueue) -> None:
 def test_f41_a_topic_delivers_a_location_once() -> None:
     topic = topics.TopicFixture(1)
     name = NAMES[0]
-    config = Topic.config_of(name, consuming())
+    config = partition_config(name, consuming())
     queue = Queue(topic.store, config, runtime=topic.runtime, role="writer")
     first = topic.append(0, b"a")
     queue.append([NewEntry(first)], read_first=True)

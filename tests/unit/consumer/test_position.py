@@ -17,7 +17,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import PartitionConsumer
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import partition_config
 from tests.unit.topic.in_memory import append, consuming, manifest_of
 
 PREFIX = "p-00000"
@@ -184,7 +184,7 @@ class PartitionFixture:
     def reader(
         self, position: Any = None, *, allow_data_loss: bool = False, **settings: Any
     ) -> PartitionConsumer:
-        config = Topic.config_of(PREFIX, consuming(**settings))
+        config = partition_config(PREFIX, consuming(**settings))
         reader = PartitionConsumer(
             config, position, isolation="read_committed", allow_data_loss=allow_data_loss,
             store=self.store, runtime=self.runtime,
@@ -205,7 +205,7 @@ def test_f28_reading_continues_after_a_gap_if_data_loss_is_allowed() -> None:
     reader = fixture.reader(allow_data_loss=True)
     for number in range(4):
         append(fixture.store, fixture.runtime, PREFIX, b"%d" % number)
-    config = Topic.config_of(PREFIX, consuming())
+    config = partition_config(PREFIX, consuming())
     queue = Queue(fixture.store, config, runtime=fixture.runtime, role="test")
     queue.dequeue(1, fixture.manifest().epoch)
     reader.poll()
@@ -226,7 +226,7 @@ def test_f28_an_error_about_a_gap_names_the_transactions_that_are_open_there() -
     assert taken(reader) == [b"plain"]
     append(fixture.store, fixture.runtime, PREFIX, b"lost")
     append(fixture.store, fixture.runtime, PREFIX, b"after")
-    config = Topic.config_of(PREFIX, consuming())
+    config = partition_config(PREFIX, consuming())
     queue = Queue(fixture.store, config, runtime=fixture.runtime, role="test")
     queue.dequeue(2, fixture.manifest().epoch)
     with pytest.raises(DataLoss, match="Transactions from sequence 1 on were still open") as lost:
@@ -275,7 +275,7 @@ def test_the_consumer_of_a_queue_delivers_committed_transactions() -> None:
     append(
         fixture.store, fixture.runtime, PREFIX, b"open", message=build_uuid(TWO, 2, CONTINUE_TXN)
     )
-    config = Topic.config_of(PREFIX, consuming())
+    config = partition_config(PREFIX, consuming())
     saved = None
     for expected in (b"plain", b"t1", b"t2"):  # each by another consumer
         with Consumer(

@@ -63,7 +63,11 @@ def test_f7_a_queue_in_the_data_prefix_of_another_one_is_not_created(tmp_path: P
             make()
         assert f"Use store='file://{tmp_path}' with data_path_prefix='ingest'." in str(caught.value)
     names = [path.name for path in tmp_path.rglob("*")]
-    assert (names.count("_owner.json"), names.count("manifest"), names.count(TOPIC_KEY)) == (1, 1, 0)
+    assert (names.count("_owner.json"), names.count("manifest"), names.count(TOPIC_KEY)) == (
+        1,
+        1,
+        0,
+    )
     Producer(str(tmp_path), data_path_prefix="other", broker="off").close()
 
 

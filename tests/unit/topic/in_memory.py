@@ -13,7 +13,7 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from tests.support.tuned import tuned
 
 WAIT_S = 60.0
@@ -85,7 +85,7 @@ def append(
     """Append one batch to one partition, and return its location."""
     location = batch_key(partition, runtime.ulid(), message=message)
     store.put(location, encode_batch(list(records)))
-    config = Topic.config_of(partition, consuming())
+    config = partition_config(partition, consuming())
     queue = Queue(store, config, runtime=runtime, role="test")
     queue.append([NewEntry(location)], read_first=True)
     return location

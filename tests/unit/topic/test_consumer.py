@@ -27,7 +27,7 @@ from opendata_buffer.queue.consumer_note import read_consumer_info
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import MAX_PREFETCH, round_robin
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config, seal_partition
 from tests.unit.topic.in_memory import NAMES, URL, Faulty, append, consuming, manifest_of
 
 
@@ -106,7 +106,7 @@ def test_arrow_batches_have_the_same_records_as_other_batches() -> None:
     # The undecided batch stays. The acknowledgement that releases nothing more is dequeued.
     assert [fixture.queued(number) for number in range(2)] == [1, 0]
     holder = read_consumer_info(
-        fixture.store, Topic.config_of(NAMES[0], consuming()), fixture.runtime
+        fixture.store, partition_config(NAMES[0], consuming()), fixture.runtime
     )
     assert holder.program == "a test"
 
@@ -299,7 +299,7 @@ def test_a_partition_that_was_sealed_but_not_removed_is_removed(begun: str) -> N
     fixture = TopicFixture(2)
     consumer = fixture.consumer()
     fixture.topic.drain(NAMES[1])
-    assert fixture.topic.seal(NAMES[1])
+    assert seal_partition(fixture.topic, NAMES[1])
     if begun == "after":
         consumer = fixture.consumer()
     fixture.runtime.advance(100)

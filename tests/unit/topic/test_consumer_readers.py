@@ -21,7 +21,7 @@ from opendata_buffer.queue.reader_positions import position_object
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import MAX_PREFETCH, REFRESH_S
 from opendata_buffer.topic.description import DRAIN_S
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config, seal_partition
 from tests.support.logs import DAY_MS, become_log
 from tests.unit.topic.in_memory import NAMES, URL, Faulty, consuming, manifest_of
 
@@ -44,7 +44,7 @@ class LogTopic:
             become_log(self.store, config, self.runtime, retention_ms=self.retention_ms)
 
     def config(self, number: int) -> QueueConfig:
-        return Topic.config_of(NAMES[number], QueueConfig(store=URL))
+        return partition_config(NAMES[number], QueueConfig(store=URL))
 
     def append(self, partition: int, *values: int, message: Any = None) -> None:
         """Append each value as a batch of its own. A message without values is one empty batch."""
@@ -152,8 +152,8 @@ def test_a_partition_without_a_reader_is_not_closed_while_it_retains_batches(
     logs: LogTopic,
 ) -> None:
     logs.append(0, 1)
-    assert not logs.topic.seal(NAMES[0])
-    assert logs.topic.seal(NAMES[1])
+    assert not seal_partition(logs.topic, NAMES[0])
+    assert seal_partition(logs.topic, NAMES[1])
     assert not manifest_of(logs.store, NAMES[0]).sealed
 
 
@@ -202,7 +202,7 @@ def test_a_first_start_of_a_reader_does_not_pass_batches_that_a_saved_position_n
         late.flush()
     assert logs.at("billing", 0) == 1
     logs.runtime.advance(RETENTION_MS / 1000 + 1)
-    config = Topic.config_of(NAMES[0], ConsumerConfig(store=URL))
+    config = partition_config(NAMES[0], ConsumerConfig(store=URL))
     GarbageCollector(logs.store, config, runtime=logs.runtime).run_once()
     again = logs.consumer("billing", saved)
     logs.append(0, 2)

@@ -24,7 +24,7 @@ from opendata_buffer.runtime import Task
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import DRAIN_S, is_topic
-from opendata_buffer.topic.topic import CachedTopic, Topic
+from opendata_buffer.topic.topic import CachedTopic, Topic, partition_config, seal_partition
 from tests.unit.scripted import (
     ScriptedStore,
     applied_answer_lost,
@@ -47,7 +47,7 @@ def opened(store: MemoryStore) -> Topic:
 
 
 def queue_of(store: MemoryStore, name: str) -> Queue:
-    config = Topic.config_of(name, CONFIG)
+    config = partition_config(name, CONFIG)
     return Queue(store, config, runtime=ManualRuntime(), role="test")
 
 
@@ -144,12 +144,12 @@ def test_f1_f2_a_lost_answer_does_not_add_a_partition_twice(step: object) -> Non
 
 def test_a_partition_has_the_settings_of_its_topic_with_its_own_data_prefix() -> None:
     given = ProducerConfig(store="s3://bucket", flush_interval_ms=7)
-    config = Topic.config_of(NAME, given)
+    config = partition_config(NAME, given)
     assert (config.data_path_prefix, config.manifest_path) == (NAME, f"{NAME}/manifest")
     assert config.flush_interval_ms == 7
     for wrong in ({"data_path_prefix": "mine"}, {"manifest_path": "mine"}):
         with pytest.raises(InvalidInput, match="is 'mine', but the partitions"):
-            Topic.config_of(NAME, ConsumerConfig(store="s3://bucket", **wrong))
+            partition_config(NAME, ConsumerConfig(store="s3://bucket", **wrong))
 
 
 def test_an_empty_partition_drains_for_a_while_so_that_its_producers_can_finish() -> None:
@@ -168,7 +168,7 @@ def test_a_partition_that_was_never_written_is_removed_even_if_it_was_sealed(sea
     """A process may crash after it sealed the partition."""
     topic = create(MemoryStore())
     topic.drain(NAME)
-    assert not sealed or topic.seal(NAME)
+    assert not sealed or seal_partition(topic, NAME)
     assert topic.remove_drained(0) == [NAME]
 
 
@@ -198,7 +198,7 @@ def test_f4_a_draining_partition_whose_manifest_was_lost_or_restored_is_not_remo
 ) -> None:
     store = MemoryStore()
     topic = create(store)
-    claim = claim_for_writing(store, Topic.config_of(NAME, CONFIG), runtime=ManualRuntime())
+    claim = claim_for_writing(store, partition_config(NAME, CONFIG), runtime=ManualRuntime())
     append(store, NAME)
     claim.note(queue_of(store, NAME).read(), now=True)
     store.delete_many([f"{NAME}/manifest"])

@@ -26,7 +26,7 @@ from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.queue.reader_admin import reset_reader, unregister
 from opendata_buffer.topic.description import DRAIN_S, TopicDescription
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import Topic, partition_config
 from tests.support.logs import DAY_MS
 from tests.unit.topic.in_memory import NAMES, URL
 from tests.unit.topic.test_consumer_readers import LogTopic, drained, small_segments
@@ -51,7 +51,7 @@ class TwoLogs(LogTopic):
 
     def collect(self, *partitions: int) -> None:
         for number in partitions:
-            config = Topic.config_of(NAMES[number], ConsumerConfig(store=URL))
+            config = partition_config(NAMES[number], ConsumerConfig(store=URL))
             GarbageCollector(self.store, config, runtime=self.runtime).run_once()
 
     def index(self, partition: int) -> LogIndex:
