@@ -64,6 +64,21 @@ def test_a_public_class_differs_from_its_base_only_in_its_use_of_a_broker(name: 
     assert added <= {"_abc_impl"}
 
 
+NOT_FOR_USERS = {"set_result", "set_exception", "set_running_or_notify_cancel", "check_s3_only"}
+"""Names that a base class of Python has, or that other packages of the library call."""
+
+
+@pytest.mark.parametrize("name", opendata_buffer.__all__)
+def test_completion_offers_no_method_that_the_site_hides(name: str) -> None:
+    config = (Path(__file__).parents[2] / "mkdocs.yml").read_text("utf-8")
+    (hidden,) = re.findall(r'"!\^\((set_result.*)\)\$"', config)
+    (others,) = re.findall(r'"!\^\((check_s3_only.*)\)\$"', config)
+    names = {*hidden.split("|"), *others.split("|")} - {"of"}
+    assert names == NOT_FOR_USERS
+    methods = {"fetch_pooled", "within", "seal", "forget_left", "config_of", "pace"}
+    assert not methods & set(dir(getattr(opendata_buffer, name)))
+
+
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Prodcuer'"):
         opendata_buffer.Prodcuer  # noqa: B018
