@@ -634,6 +634,12 @@ class ProducerConfig(QueueConfig):
             raise wrong_type("compression", compression, "'none' or 'zstd'")
         object.__setattr__(self, "compression", compression)
 
+    @property
+    def codec(self) -> Compression:
+        """The compression, also if it was given by its name."""
+        assert isinstance(self.compression, Compression)  # __post_init__ replaces a name
+        return self.compression
+
 
 @dataclass(frozen=True, kw_only=True)
 class GarbageCollectorConfig:

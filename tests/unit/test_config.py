@@ -199,8 +199,8 @@ def test_the_keywords_that_editors_complete_are_the_fields_of_the_configuration(
     found = get_type_hints(settings)
     assert list(found) == list(expected)
     for name, hint in found.items():
-        kinds = {type(each) if isinstance(each, str) else each for each in leaves(hint)}
-        assert expected[name] in kinds, name
+        kinds = {type(leaf) if isinstance(leaf, str) else leaf for leaf in leaves(hint)}
+        assert expected[name] == hint or expected[name] in kinds, name
 
 
 def leaves(hint: Any) -> list[Any]:

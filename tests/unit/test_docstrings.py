@@ -159,14 +159,14 @@ def test_errors_of_all_kinds_are_found() -> None:
     modules = ("opendata_buffer.queue.queue", "opendata_buffer.queue.not_found")
     found = {
         (raiser.path.removeprefix("opendata_buffer."), error.__name__)
-        for module in (*modules, "opendata_buffer.consumer.fetch", "buffer_sink.committer")
+        for module in (*modules, "opendata_buffer.queue.reader_queue", "buffer_sink.committer")
         for raiser in raisers_in(module)
         for raised in raised_by(raiser.node)
         if (error := error_of(raiser, raised)) is not None
     }
     assert ("queue.queue.Queue.check_epoch", "Fenced") in found
     assert ("queue.not_found.require_queue", "InvalidInput") in found
-    assert ("consumer.fetch.FetchHandle._fetch_pooled", "PoisonBatch") in found
+    assert ("queue.reader_queue.ReaderQueue.seek", "DataLoss") in found
     assert ("buffer_sink.committer.UploadAges.oldest", "TransientStorageError") in found
 
 

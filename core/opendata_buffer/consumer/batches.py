@@ -92,6 +92,12 @@ class HasRecords(FamiliarNames, ABC):
     def __getitem__(self, index: SupportsIndex | slice) -> Record | list[Record]:
         """Return one record, or the list of those that a slice names.
 
+        Args:
+            index: The number of a record, from the end if it is negative, or a slice.
+
+        Returns:
+            The record, or a list of records.
+
         Raises:
             IndexError: The batch has no record with this number.
             InvalidInput: The index is not a number or a slice.

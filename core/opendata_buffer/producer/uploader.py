@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opendata_buffer import errors, metrics
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.formats.batch import Compression, batch_key, tagged_ulid
+from opendata_buffer.formats.batch import batch_key, tagged_ulid
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.runtime import Moment, Runtime, deadline
 from opendata_buffer.stores.base import Put, ZeroCopy
@@ -40,7 +40,7 @@ class Uploader:
         config = self._config
         data = batch.data
         if data is None:
-            pieces = batch.encode(Compression(config.compression), config.zstd_level)
+            pieces = batch.encode(config.codec, config.zstd_level)
             # Joining is a copy, so do it only for a store that needs one piece.
             data = pieces if isinstance(self._store, ZeroCopy) else b"".join(pieces)
             batch.data = data

@@ -570,8 +570,8 @@ class Topic(FamiliarNames):
     def _unread_in(self, partition: str) -> list[str]:
         """Return the readers that have not read a sealed partition to its end.
 
-        These are readers that have expired, because :meth:`seal` waits for all others. The one that
-        moved last is at the end of the list.
+        These are readers that have expired, because :func:`seal_partition` waits for all others.
+        The one that moved last is at the end of the list.
         """
         config = partition_config(partition, self._settings)
         claim = check_owner(self.store, config, runtime=self._runtime)

@@ -57,13 +57,10 @@ def test_a_start_position_is_resolved_to_a_sequence(text: str, sequence: int) ->
     assert Place.parse(text).sequence_in(manifest, CONFIG, CONFIG.store) == sequence
 
 
-def test_a_batch_without_any_time_is_included_in_a_start_at_a_time() -> None:
-    assert (
-        Place.parse("2026-01-02").sequence_in(
-            dated_manifest((0,), None, (1,)), CONFIG, CONFIG.store
-        )
-        == 1
-    )
+def test_a_start_at_a_time_includes_a_batch_without_any_time_before_a_batch_of_that_time() -> None:
+    manifest = dated_manifest((0,), None, (1,))
+    for text, sequence in (("2026-01-01T12:00:30Z", 1), ("2026-01-02", 3)):
+        assert Place.parse(text).sequence_in(manifest, CONFIG, CONFIG.store) == sequence
 
 
 @pytest.mark.parametrize("text", ["", "Earliest", "-1", "1.5", "²", "9" * 21, "tomorrow"])
