@@ -32,6 +32,9 @@ from opendata_buffer.hints import Setting
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_MOST_ACCEPTED = 64
+"""Number of combinations of types that a function remembers. Callers have a handful."""
+
 _TEXTS = (str, bytes, bytearray, memoryview)
 """Types that are sequences although a caller never means a list of their elements."""
 
@@ -140,19 +143,30 @@ def checked(function: _F) -> _F:
     takes_any_name = bool(code.co_flags & inspect.CO_VARKEYWORDS)
     first = next((position for position, name in enumerate(names) if name not in _OWN), 0)
     needs_url = takes_any_name and names[first : first + 1] in _URLS
+    accepted: set[tuple[object, ...]] = set()
 
     def check(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        # Most calls repeat the types of an earlier one, and comparing types costs a tenth of
+        # comparing values with annotations. A batch is fetched and decoded by two checked calls.
+        types = (*map(type, args), *kwargs, *map(type, kwargs.values()))
+        if types in accepted:
+            return
         if needs_url and len(args) <= first and names[first] not in kwargs:
             raise _no_url(function.__qualname__)
         annotations = function.__annotations__
         module = function.__module__
+        types_decide = True
         for name, value in (*zip(names, args, strict=False), *kwargs.items()):
             if name not in names and not takes_any_name:
                 raise _no_argument(function.__qualname__, name, names)
             annotation = annotations.get(name)
             if annotation is None or name not in names:
                 continue
-            _check(name, _evaluated(annotation, module), value)
+            hint = _evaluated(annotation, module)
+            _check(name, hint, value)
+            types_decide = types_decide and _type_decides(hint, value)
+        if types_decide and len(accepted) < _MOST_ACCEPTED:
+            accepted.add(types)
 
     if inspect.iscoroutinefunction(function):
 
@@ -282,6 +296,19 @@ def _check(name: str | Setting, hint: Any, value: object, *, secret: bool = Fals
     elif isinstance(value, tuple) and len(arguments) == len(value):
         for index, element in enumerate(value):
             _check(f"{name}[{index}]", arguments[index], element)
+
+
+def _type_decides(hint: Any, value: object) -> bool:
+    """Return whether each value of the same type would fit as well as this one."""
+    if isinstance(value, dict | list | tuple | type):
+        return False  # its elements, or the class that it is, decide
+    kinds = [get_origin(choice) or choice for choice in _choices(hint)]
+    return not any(
+        kind is Literal
+        or kind is BinaryIO
+        or (isinstance(kind, type) and getattr(kind, "_is_protocol", False))
+        for kind in kinds
+    )
 
 
 def _fits_one(hint: Any, value: object) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import SimpleNamespace, UnionType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -624,6 +624,26 @@ def test_elements_are_checked_but_iterators_are_not_consumed() -> None:
     ):
         with pytest.raises(InvalidInput, match=message):
             example(*arguments)
+
+
+@checked
+def choose(mode: Literal["fast", "safe"], count: int = 0) -> str:
+    return mode
+
+
+def test_a_call_with_the_types_of_an_accepted_call_is_still_checked_where_values_decide() -> None:
+    assert choose("fast", 1) == "fast"
+    assert example([1], (1, "")) == [1]
+    with pytest.raises(InvalidInput, match="mode is 'quick'"):
+        choose("quick", 1)
+    with pytest.raises(InvalidInput, match="count is True"):
+        choose("fast", True)
+    with pytest.raises(InvalidInput, match=r"many\[0\] is '1' \(str\)"):
+        example(["1"], (1, ""))
+    with pytest.raises(InvalidInput, match=r"pair\[0\] is 'a' \(str\)"):
+        example([1], ("a", ""))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'number'"):
+        choose("fast", number=1)
 
 
 def test_messages_contain_no_credential_and_no_record() -> None:
