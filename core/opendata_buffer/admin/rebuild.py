@@ -508,12 +508,13 @@ def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, Rebu
     # List before reading the manifest. The manifest then names any batch enqueued in between.
     listing = Listing((), 0, False) if is_log else store.list(prefix)
     raw = read_raw(store, config.manifest_path)
+    if _examine(raw, seen)[0] is None:
+        assert raw is not None
+        return raw, RebuildPlan(None, Manifest.parse(raw))
     segments = 0, frozenset[str]()
-    committed: dict[str, int] = {}
-    if _examine(raw, seen)[0] is not None:
-        if is_log:
-            segments, listing = _read_segments(queue), store.list(prefix)
-        committed = _committed(queue, listing)
+    if is_log:
+        segments, listing = _read_segments(queue), store.list(prefix)
+    committed = _committed(queue, listing)
     return raw, plan_rebuild(
         raw, listing, seen, *segments, committed=committed, config=config, grace_ms=grace_ms
     )
