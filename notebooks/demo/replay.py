@@ -29,6 +29,7 @@ from opendata_buffer import (
     WriteHandle,
 )
 from opendata_buffer.producer.batching import ProduceRequest
+from opendata_buffer.producer.producer import Producer as PartitionProducer
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_topic
 
@@ -41,11 +42,12 @@ def produce(producer: Producer | TopicProducer, share: Share, chunk: int) -> Han
     if isinstance(producer, Producer):
         return producer.produce(records, transaction=identity)
 
-    def accept(_: str, part: Producer, call: ProduceRequest) -> WriteHandle:
+    def accept(_: str, part: PartitionProducer, call: ProduceRequest) -> WriteHandle:
         call.transaction = identity
-        return part.accept(call)
+        return part._accept(call)
 
-    return producer.produce_by(accept, records, keys=share.carriers(chunk))
+    # produce() of a topic takes no identity: it has one for each partition.
+    return producer._produce_by(accept, records, keys=share.carriers(chunk))
 
 
 def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
