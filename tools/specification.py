@@ -125,7 +125,8 @@ def jar(*, get: bool) -> Path:
 def module_of(name: str) -> str:
     """Return the module that a configuration checks, from the first line of its file."""
     text = (FOLDER / f"{name}.cfg").read_text()
-    return re.findall(r"^\\\* Checks (\w+)", text)[0]
+    module: str = re.findall(r"^\\\* Checks (\w+)", text)[0]
+    return module
 
 
 def settings_of(name: str, *, whole: bool = False, fault: str = "") -> str:

@@ -123,7 +123,7 @@ def carriers(places: Places) -> list[Carrier]:
             by_carrier.setdefault(each["carrier"], []).append(each)
 
     def mean(rows: Sequence[dict[str, Any]]) -> float:
-        departed = sum(row["departed_sum"] for row in rows)
+        departed: int = sum(row["departed_sum"] for row in rows)
         return float(sum(row["minutes_sum"] for row in rows)) / departed
 
     found = []

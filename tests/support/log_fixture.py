@@ -94,7 +94,8 @@ class LogFixture:
     def reader(self, name: str, position: int | None = None, **settings: Any) -> Consumer:
         gc = GarbageCollectorConfig(enabled=False)
         config = ConsumerConfig(store=URL, reader=name, gc=gc)
-        return Consumer(config, position, store=self.store, runtime=self.runtime, **settings)
+        parts: dict[str, Any] = {"store": self.store, "runtime": self.runtime}
+        return Consumer(config, position, **parts, **settings)
 
     def collector(self) -> GarbageCollector:
         return GarbageCollector(self.store, ConsumerConfig(store=URL), runtime=self.runtime)

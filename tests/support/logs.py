@@ -17,7 +17,7 @@ DAY_MS = 86_400_000
 
 
 def become_log(
-    store: CasStore,
+    store: Store,
     config: QueueConfig,
     runtime: Runtime,
     *,

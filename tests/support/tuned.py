@@ -19,5 +19,5 @@ def tuned(kind: type[Config], /, **settings: Any) -> Config:
     names = {field.name for field in fields(kind)}
     constants = {name: settings.pop(name) for name in settings.keys() - names}
     assert all(hasattr(kind, name) for name in constants), constants
-    made = type(kind.__name__, (kind,), constants)(**settings)
+    made: Config = type(kind.__name__, (kind,), constants)(**settings)
     return made if timeout_ms is None else made.with_timeout(timeout_ms)
