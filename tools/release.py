@@ -30,6 +30,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from tools import sites
 from tools.conda import recipe
 
@@ -77,6 +80,12 @@ def notes_of(changelog: str, version: str) -> str:
         )
     end = headings[1].start() if len(headings) > 1 else len(changelog)
     return changelog[headings[0].end() : end].strip() + "\n"
+
+
+def with_links(notes: str, repository: str, version: str) -> str:
+    """Return notes whose links lead to the files of the release, also outside the repository."""
+    base = f"{repository}/blob/v{version}/"
+    return re.sub(r"\]\((?!https?:|#)([^)\s]+)\)", rf"]({base}\1)", notes)
 
 
 def check_commit(root: Path, version: str, *, tag: str | None) -> None:
@@ -243,18 +252,28 @@ def write_sbom(source: Path, wheel: Path, out: Path) -> None:
         )
         tool(
             *("cyclonedx_py", "environment", "--pyproject", str(source / "pyproject.toml")),
-            *("--output-reproducible", "--of", "JSON", "-o", str(out), str(python)),
+            *(
+                "--mc-type",
+                "library",
+                "--output-reproducible",
+                "--of",
+                "JSON",
+                "-o",
+                str(out),
+                str(python),
+            ),
         )
 
 
 def missing_in_sbom(sbom: Path, pyproject: dict[str, Any]) -> list[str]:
     """Return the dependencies of the project that a bill of materials does not list."""
-    listed = {part["name"].lower() for part in json.loads(sbom.read_text("utf-8"))["components"]}
+    components = json.loads(sbom.read_text("utf-8"))["components"]
+    listed = {canonicalize_name(component["name"]) for component in components}
     extras = pyproject["project"]["optional-dependencies"]
     wanted = [*pyproject["project"]["dependencies"]]
     for extra in SBOM_EXTRAS.split(","):
         wanted += extras[extra]
-    names = [re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in wanted]
+    names = [canonicalize_name(Requirement(text).name) for text in wanted]
     return [name for name in names if name not in listed]
 
 
@@ -332,7 +351,8 @@ def make(
     if missing := missing_in_sbom(sbom, pyproject):
         raise NotReady(f"the bill of materials does not list {', '.join(missing)}")
     (out / "recipe.yaml").write_text(recipe(pyproject, digest(archive)), "utf-8")
-    (out / "RELEASE_NOTES.md").write_text(notes, "utf-8")
+    url = pyproject["project"]["urls"]["Repository"]
+    (out / "RELEASE_NOTES.md").write_text(with_links(notes, url, version), "utf-8")
     write_sums(out)
     say("building the site")
     sites.publish(out / "site")

@@ -29,6 +29,7 @@ from tools.release import (
     notes_of,
     pyproject_of,
     set_version,
+    with_links,
     write_sums,
 )
 
@@ -76,6 +77,13 @@ def test_a_changelog_that_describes_another_version_first_is_refused() -> None:
         notes_of(CHANGELOG, "0.3.0")
     with pytest.raises(NotReady, match=r"describes none first"):
         notes_of("# Changelog\n\n## 0.2.0, in work\n", "0.2.0")
+
+
+def test_links_of_the_notes_lead_to_the_files_of_the_release() -> None:
+    notes = "[how](docs/a.md#b) and [SemVer](https://semver.org)\n"
+    assert with_links(notes, "https://host/project", "0.2.0") == (
+        "[how](https://host/project/blob/v0.2.0/docs/a.md#b) and [SemVer](https://semver.org)\n"
+    )
 
 
 def test_a_commit_without_a_tag_can_be_built_and_not_released(checkout: Path) -> None:
@@ -185,12 +193,13 @@ def test_an_earlier_build_is_deleted_and_other_files_are_not(tmp_path: Path) -> 
 def test_a_bill_of_materials_without_a_dependency_is_noticed(tmp_path: Path) -> None:
     project: dict[str, Any] = {
         "project": {
-            "dependencies": ["boto3>=1.36", "rich>=13"],
+            "dependencies": ["boto3>=1.36", "pyasn1-modules", "rich>=13"],
             "optional-dependencies": {"azure": ["azure-identity>=1.19"], "gcs": ["urllib3>=2"]},
         }
     }
     sbom = tmp_path / "sbom.json"
-    components = [{"name": name} for name in ("boto3", "azure-identity", "urllib3", "idna")]
+    there = ("boto3", "azure-identity", "urllib3", "idna", "pyasn1_modules")
+    components = [{"name": name} for name in there]
     sbom.write_text(json.dumps({"components": components}))
     assert missing_in_sbom(sbom, project) == ["rich"]
 
