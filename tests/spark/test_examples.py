@@ -59,6 +59,29 @@ def test_the_readmes_program_in_spark_runs_as_printed_until_it_is_stopped(
     assert sorted(row.value for row in rows) == ['{"id": 1}', '{"id": 2}']
 
 
+@pytest.mark.skipif(pyspark.__version__ < "4.2", reason="this Spark profiles no sources")
+def test_a_query_is_profiled_as_its_page_says_after_the_source_is_registered(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (EXAMPLES.parent / "docs/how-to/debug-a-query.md").read_text("utf-8")
+    (code,) = (
+        code.replace("s3://bucket/orders", str(tmp_path))
+        for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        if "profiler" in code
+    )
+    produce(str(tmp_path), [orders(range(5))])
+    session = spark.newSession()  # the others keep the source that Spark finds by itself
+    exec(re.sub("^register.*$", "", code, flags=re.MULTILINE), {"spark": session})
+    assert "Profile of" not in capsys.readouterr().out
+    try:
+        exec(code, {"spark": session})
+    finally:
+        session.profile.clear()
+    printed = capsys.readouterr().out
+    for name in ("create_data_source", "plan_data_source_read", "UDF<id="):
+        assert f"Profile of {name}" in printed
+
+
 @pytest.mark.skipif(
     pyspark.__version__ < "4.1", reason="this Spark has no table of the workers' logs"
 )
@@ -66,7 +89,7 @@ def test_a_query_is_debugged_as_its_page_says(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (EXAMPLES.parent / "docs/how-to/debug-a-query.md").read_text("utf-8")
-    progress, logs = (
+    progress, logs, _ = (
         code.replace("s3://bucket/orders", str(tmp_path))
         for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     )
