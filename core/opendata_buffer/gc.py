@@ -54,7 +54,7 @@ from opendata_buffer.queue.reader_positions import (
 from opendata_buffer.queue.retention import floor_of, full_since, kept_since
 from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.queue.stored_manifest import check_reached, manifest_object
-from opendata_buffer.runtime import Runtime, SystemRuntime, Task, remaining
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task, remaining, wait_for
 from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo, Store, exists
 
 log = logging.getLogger(__name__)
@@ -327,6 +327,8 @@ class GarbageCollector:
         self._epoch = epoch
         self._condition = self._runtime.condition()
         self._stopping = False
+        self._delay_s = 0.0
+        """Seconds that the first cycle waits; 0 once it may begin."""
         self._task: Task | None = None
         self._seen = 0  # highest next sequence of the manifest so far
         self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
@@ -671,10 +673,22 @@ class GarbageCollector:
             log.warning("could not delete %s, next cycle tries again: %s", each.key, each.reason)
         return GcReport(made, deleted, tuple(failed), abandoned)
 
-    def start(self) -> None:
-        """Run a cycle now and then after every interval, in a thread, until :meth:`stop`."""
+    def start(self, delay_s: float = 0.0) -> None:
+        """Run a cycle and then one after every interval, in a thread, until :meth:`stop`.
+
+        Args:
+            delay_s: Seconds before the first cycle, unless :meth:`begin` is called earlier.
+        """
         if self._task is None:
+            self._delay_s = delay_s
             self._task = self._runtime.spawn(self._loop, "opendata-buffer-gc")
+
+    def begin(self) -> None:
+        """Begin the first cycle now, if it waits for its delay."""
+        if self._delay_s:
+            with self._condition:
+                self._delay_s = 0.0
+                self._condition.notify_all()
 
     def stop(self) -> None:
         """End the thread. No delete begins after this returns. May be called again.
@@ -696,6 +710,15 @@ class GarbageCollector:
         self._stopping = True
 
     def _loop(self) -> None:
+        if delay_s := self._delay_s:
+            with self._condition:
+                wait_for(
+                    self._runtime,
+                    self._condition,
+                    lambda: self._stopping or not self._delay_s,
+                    delay_s,
+                )
+                self._delay_s = 0.0
         while not self._stopping:
             try:
                 for _ in self._cycle(dry_run=False):  # reports of long cycles add up to much

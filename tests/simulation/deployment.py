@@ -29,7 +29,7 @@ operator restarts fenced brokers, for example. Without that, a correct product w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,6 +67,7 @@ from opendata_buffer.queue.log_segments import Segments
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.stores.probed import Probed
 from opendata_buffer.topic import consumer as topic_consumer
 from opendata_buffer.topic.topic import Topic, partition_config
 from tests.simulation.oracle import Oracle
@@ -168,8 +169,13 @@ class NodeStore:
         self._deployment.simulation.checkpoint()
         return outcome
 
-    def check_conditional_writes(self, near: str) -> None:
-        self._inner.check_conditional_writes(near)
+    def check_conditional_writes(
+        self, near: str, known: Iterable[Probed] = (), *, trust: bool = True
+    ) -> Probed | None:
+        return self._inner.check_conditional_writes(near, known, trust=trust)
+
+    def check_refusal(self, near: str) -> None:
+        self._inner.check_refusal(near)
 
     def list(self, prefix: str, **options: Any) -> Listing:
         self._begin("list", prefix)

@@ -15,6 +15,7 @@ from opendata_buffer.errors import CorruptManifest
 from opendata_buffer.formats.batch import Transaction, decode_batch, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, check_transition
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome, Store
+from opendata_buffer.stores.probed import Probed
 from tests.support.simulation import Simulation
 
 
@@ -349,8 +350,13 @@ class WatchedStore:
         self._simulation.checkpoint()
         return outcome
 
-    def check_conditional_writes(self, near: str) -> None:
-        self._inner.check_conditional_writes(near)
+    def check_conditional_writes(
+        self, near: str, known: Iterable[Probed] = (), *, trust: bool = True
+    ) -> Probed | None:
+        return self._inner.check_conditional_writes(near, known, trust=trust)
+
+    def check_refusal(self, near: str) -> None:
+        self._inner.check_refusal(near)
 
     def list(self, prefix: str, **options: Any) -> Listing:
         self._begin("list", prefix)

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+COLLECT_AFTER_S = 0.5
+"""Seconds after the start at which the collector begins, or earlier with the first batch. Its
+requests must not delay that batch."""
+
 
 class EntryConsumer:
     """The one consumer of a queue, or a named reader of a log, by its entries.
@@ -231,6 +235,8 @@ class EntryConsumer:
     def hand_out(self, found: Sequence[BatchDescriptor]) -> None:
         """Move the cursor past entries that :meth:`peek` returned."""
         self._delivery.hand_out(found)
+        if self._gc is not None:
+            self._gc.begin()
 
     @property
     def ready(self) -> deque[BatchDescriptor]:
@@ -447,7 +453,7 @@ class EntryConsumer:
     def _started_collector(self, store: Store) -> GarbageCollector:
         epoch = self.epoch if isinstance(self._queue, Queue) else None
         collector = GarbageCollector(store, self._config, runtime=self._runtime, epoch=epoch)
-        collector.start()
+        collector.start(COLLECT_AFTER_S)
         # A consumer that is dropped without close() must not leave its collector running
         # (failure F9).
         weakref.finalize(self, collector.abandon)

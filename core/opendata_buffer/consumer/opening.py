@@ -37,7 +37,7 @@ from opendata_buffer.queue.not_found import no_such_queue
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue
 from opendata_buffer.queue.reader_queue import ReaderQueue
-from opendata_buffer.runtime import Runtime, deadline
+from opendata_buffer.runtime import Runtime, deadline, in_parallel
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -119,19 +119,22 @@ def take_over(
         repeats = Repeats(store, config, runtime, queue.queue_id)
         if last_acked is not None and isinstance(queue, Queue):
             _note_acknowledged(repeats, queue, last_acked)
-        if start is None or position is not None:
-            manifest = queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
-        else:
+        if start is not None and position is None:
             manifest = _claim_at(start, queue, config, store.url, allow_data_loss=allow_data_loss)
+        else:
+            manifest = _claim(queue, last_acked, allow_data_loss=allow_data_loss)
         note: Callable[..., None] = _note_nothing
         if isinstance(queue, ReaderQueue):
             # Acknowledged batches are still in the log, so new ones are compared with them there.
             repeats.described(queue.recent())
         else:
             # Load the notes after the claim. By now the fenced consumer has noted everything that
-            # it dequeued.
-            repeats.load()
-            write_consumer_info(store, config, runtime, manifest.epoch, program=program)
+            # it dequeued. The three do not depend on each other.
+            write_info = partial(
+                write_consumer_info, store, config, runtime, manifest.epoch, program=program
+            )
+            steps: tuple[Callable[[], None], ...] = (repeats.load, write_info, queue.note)
+            in_parallel(runtime, _call, steps)
             note = partial(amend_consumer_info, store, config, runtime, manifest.epoch)
     first = manifest.first_sequence
     progress = None
@@ -328,6 +331,19 @@ def check_start(
     return begin
 
 
+def _call(function: Callable[[], None]) -> None:
+    function()
+
+
+def _claim(
+    queue: Queue | ReaderQueue, last_acked: int | None, *, allow_data_loss: bool
+) -> Manifest | LogView:
+    """Claim a queue without its note, which the caller writes, or a log as a reader."""
+    if isinstance(queue, Queue):
+        return queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss, note=False)
+    return queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+
+
 def _claim_at(
     start: Place,
     queue: Queue | ReaderQueue,
@@ -349,11 +365,11 @@ def _claim_at(
                 start.text,
             )
         return view
-    begin = at(queue.read() or Manifest.empty())
+    begin = at(queue.read_once() or Manifest.empty())
     # Another consumer may dequeue more before the claim. A sequence was then lost; a word or a time
     # has moved.
     last_acked = begin - 1 if begin and start.sequence is not None else None
-    return queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+    return _claim(queue, last_acked, allow_data_loss=allow_data_loss)
 
 
 def _claim_position(
@@ -401,7 +417,7 @@ def _claimed_queue(
 
 def _note_acknowledged(repeats: Repeats, queue: Queue, last_acked: int) -> None:
     """Note the names of the acknowledged entries that the claim will take out of the manifest."""
-    manifest = queue.read() or Manifest.empty()
+    manifest = queue.read_once() or Manifest.empty()
     if manifest.first_sequence <= last_acked < manifest.next_sequence:
         entries = manifest.entries(limit=last_acked + 1 - manifest.first_sequence)
         repeats.described(entries)

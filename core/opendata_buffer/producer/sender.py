@@ -97,8 +97,9 @@ class Sender:
         self._condition = runtime.condition()
         self._opened: Committer | BaseException | None = None
         try:
-            self._start(self._append_all, "opendata-buffer-appender")
+            # The worker first: the claim of the appender starts threads, and can do without them.
             self._start(self._work, "opendata-buffer-worker-0")
+            self._start(self._append_all, "opendata-buffer-appender")
             self._await_claim()
         except BaseException:
             self.accumulator.begin_closing()

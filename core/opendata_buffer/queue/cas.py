@@ -237,6 +237,17 @@ class CasObject(Generic[T]):
         self.conflicts = 0
         """Number of conditional writes that lost a race."""
 
+    def adopt(self, other: CasObject[T]) -> None:
+        """Know what another one knows about the same object, so that it is not read again.
+
+        A change may then start from memory. If the object has changed since, the change loses its
+        race, and reads.
+
+        Args:
+            other: It has read or written the object.
+        """
+        self.last_seen, self._version, self._fresh = other.last_seen, other._version, other._fresh
+
     def read(self) -> T | outcomes.Vanished | None:
         """Read the object with one conditional GET, which does not transfer an unchanged object.
 

@@ -59,7 +59,7 @@ from opendata_buffer.queue.log_index import INDEX, LogIndex, index_key
 from opendata_buffer.queue.log_parts import parts_folder
 from opendata_buffer.queue.log_segments import Segments
 from opendata_buffer.queue.marker import IndexMark, PrefixOwner, owner_key
-from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.ownership import QueueClaim, check_owner
 from opendata_buffer.runtime import Runtime
 
 
@@ -110,6 +110,11 @@ class Log:
         )
         self._mark = IndexMark(store, config, runtime)
         self._true_gap = (0, 0)
+
+    def adopt(self, claim: QueueClaim) -> None:
+        """Use the marker that a claim of the queue has just read."""
+        if claim.marker is not None:
+            self._mark.adopt(claim.marker)
 
     @property
     def last_seen(self) -> LogIndex | None:
@@ -244,11 +249,17 @@ class Log:
             Hint(Action.REBUILD_INDEX, queue_name(self.store.url, self.config)),
         )
 
-    def change(self, decide: Callable[[LogIndex | None], LogIndex | None]) -> LogIndex:
+    def change(
+        self,
+        decide: Callable[[LogIndex | None], LogIndex | None],
+        *,
+        from_memory: bool = False,
+    ) -> LogIndex:
         """Make a change that may be applied twice, and note it in the owner marker.
 
         Args:
             decide: Returns the index as it should be, given the index as it is. It must be pure.
+            from_memory: See :meth:`.CasObject.update`.
 
         Returns:
             The index that holds now.
@@ -265,7 +276,7 @@ class Log:
                 self._check_marked(before, marker)
             return decide(before)
 
-        now = self._object.change(checked)
+        now = self._object.change(checked, from_memory=from_memory)
         if marker is None or (marker.index_changes or 0) < now.changes:
             self._mark.note(now.queue_id, now.changes)
         return now

@@ -13,7 +13,9 @@ prefix belongs, and it holds a watermark that this manifest has reached at least
 
     {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
      "acked": 39, "acked_location": "ingest/01J6....batch", "grace_period_ms": 600000,
-     "index_changes": 7}
+     "index_changes": 7,
+     "probed": [{"place": "https://s3.eu-central-1.amazonaws.com/bucket",
+                 "at_ms": 1767225600000, "probe": 1}]}
 
 * ``manifest`` is relative to the marker, like a link. So the same queue has the same owner whether
   it is opened as ``s3://bucket`` or as ``s3://bucket/root``.
@@ -27,6 +29,8 @@ prefix belongs, and it holds a watermark that this manifest has reached at least
   that has a value adds it.
 * ``index_changes`` is a watermark for the index of a log, which counts its own changes. An index
   with a lower count was restored from an old copy (failure F46).
+* ``probed`` has the places at which a process has probed the store, so that later processes need
+  not do it again (:mod:`opendata_buffer.stores.probed`, decision 0048).
 * ``log`` is true for a queue that has become a log.
 * ``skipped`` has the ranges of sequences, first and one past the last, that never held batches,
   because a repair let a rebuilt manifest begin after them. Errors about losses do not count them.
@@ -47,7 +51,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -55,8 +59,9 @@ from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import CasObject, CasStore
-from opendata_buffer.queue.sidecar import Sidecar
+from opendata_buffer.queue.sidecar import Sidecar, is_number
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.probed import Probed
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +74,12 @@ IS_LOG = "log"
 
 MOST_SKIPPED = 20
 """Most ranges in ``skipped``, one for each repair. The last ones are kept."""
+
+MOST_PROBED = 8
+"""Most places in ``probed``. The last ones are kept."""
+
+JUST_READ_S = 5.0
+"""Seconds for which an object that a claim has read may be used without reading it again."""
 
 _NOTE_DEADLINE_MS = 5_000
 """Longest wait for a write of a watermark, in milliseconds."""
@@ -149,6 +160,7 @@ class PrefixOwner:
         grace_ms: The grace period in milliseconds; None in a marker of release 0.1.
         index_changes: Changes of a log's index; None before they were noted.
         skipped: Ranges of sequences that never held batches: first, and one past the last.
+        probed: Probes of conditional writes that have passed, the last one at the end.
         others: Fields of later releases, and the field that marks a log.
     """
 
@@ -158,6 +170,7 @@ class PrefixOwner:
     grace_ms: int | None = None
     index_changes: int | None = None
     skipped: tuple[tuple[int, int], ...] = ()
+    probed: tuple[Probed, ...] = ()
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self, data_path_prefix: str) -> bytes:
@@ -174,6 +187,8 @@ class PrefixOwner:
             own["index_changes"] = self.index_changes
         if self.skipped:
             own["skipped"] = [list(each) for each in self.skipped]
+        if self.probed:
+            own["probed"] = [asdict(probed) for probed in self.probed]
         return _OWNER.encode(own, self.others)
 
     @classmethod
@@ -207,8 +222,25 @@ class PrefixOwner:
         changes = fields.number("index_changes", None)
         queue_id = fields.text("id", "")
         skipped = fields.ranges("skipped")[-MOST_SKIPPED:]
+        probed = tuple(_parsed_probes(fields.items("probed", [])))[-MOST_PROBED:]
         others = fields.others()
-        return cls(manifest_path, queue_id, watermark, grace_ms, changes, skipped, others)
+        return cls(manifest_path, queue_id, watermark, grace_ms, changes, skipped, probed, others)
+
+    def with_probe(self, probed: Probed | None) -> PrefixOwner:
+        """Return the marker with one more probe, or this one if it has the probe already."""
+        if probed is None or probed in self.probed:
+            return self
+        others = [known for known in self.probed if known.place != probed.place]
+        return replace(self, probed=(*others, probed)[-MOST_PROBED:])
+
+
+def _parsed_probes(items: Sequence[Any]) -> Iterator[Probed]:
+    """Yield the probes in a marker. One that cannot be understood does not count."""
+    for item in items:
+        if isinstance(item, dict):
+            place, at_ms, probe = (item.get(name) for name in ("place", "at_ms", "probe"))
+            if isinstance(place, str) and is_number(at_ms) and is_number(probe):
+                yield Probed(place, at_ms, probe)  # type: ignore[arg-type]  # is_number() checks
 
 
 def owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[PrefixOwner]:
@@ -276,6 +308,20 @@ class IndexMark:
     def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
         self._object = owner_object(store, config, runtime)
         self._quick = quick_owner_object(store, config, runtime)
+        self._runtime = runtime
+        self._just_read_until = float("-inf")
+
+    def adopt(self, marker: CasObject[PrefixOwner]) -> None:
+        """Use the marker that a claim has just read, and do not read it again for a moment.
+
+        A marker that is older than the index is always right: it only shows fewer changes.
+
+        Args:
+            marker: The object that has read it.
+        """
+        self._object.adopt(marker)
+        self._quick.adopt(marker)
+        self._just_read_until = self._runtime.monotonic() + JUST_READ_S
 
     def read(self) -> PrefixOwner | None:
         """Return the marker, to compare with an index that is read later. One conditional GET.
@@ -287,6 +333,8 @@ class IndexMark:
         Raises:
             StorageError: The store did not answer.
         """
+        if self._runtime.monotonic() < self._just_read_until:
+            return self._object.last_seen
         try:
             found = self._object.read()
         except errors.CorruptData:
@@ -309,7 +357,7 @@ class IndexMark:
             return replace(before, index_changes=changes)
 
         try:
-            outcome: object = self._quick.update(raised)
+            outcome: object = self._quick.update(raised, from_memory=True)
         except errors.OpenDataBufferError as error:
             outcome = error
         if not isinstance(outcome, outcomes.Applied):

@@ -13,6 +13,10 @@ conditional writes, the prefix is not inside another queue
 (:mod:`opendata_buffer.queue.neighbours`), and no batch of another client lies there
 (:mod:`opendata_buffer.queue.unaccounted`). :func:`check_owner` is for programs that must not write.
 
+Every process claims its queue at its start, so a claim takes as few requests as possible. It reads
+the marker and the manifest at the same time, and sends one write that a sound store refuses. The
+marker names the places at which the store was probed (decision 0048).
+
 Things that can go wrong:
 
 * Two programs claim a new prefix at the same time. The marker is created with a conditional write,
@@ -21,6 +25,11 @@ Things that can go wrong:
 * A program has a wrong ``manifest_path`` or ``data_path_prefix``. If it were allowed to start, its
   collector would delete the batches of the right queue (failure F7). It gets ``PrefixConflict``
   with both paths.
+* The manifest is read at the same time as the marker, and may be older than the watermark. Before
+  that is an error, the manifest is read again.
+* The marker was copied to a store that ignores conditions, or a proxy stands in front of the store.
+  The place then has another name, and is probed. A place that only accepts wrong writes fails at
+  the first write, and one whose manifest goes back is probed before the error is raised.
 * The manifest was deleted on purpose, and the queue should start over. The operator has to say so
   (``recreate``). The queue gets a new id, so that positions of the old queue are recognised and
   refused.
@@ -32,6 +41,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import (
@@ -42,10 +52,11 @@ from opendata_buffer.formats.batch import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.hints import Action, Hint, Message, QueueName
 from opendata_buffer.queue import unaccounted
-from opendata_buffer.queue.cas import CasStore
+from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.queue.marker import (
     IS_LOG,
+    JUST_READ_S,
     MOST_SKIPPED,
     PrefixOwner,
     Watermark,
@@ -54,9 +65,10 @@ from opendata_buffer.queue.marker import (
     quick_owner_object,
 )
 from opendata_buffer.queue.neighbours import check_manifest_path, check_prefix_is_free
-from opendata_buffer.queue.stored_manifest import check_reached, read_manifest
-from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
+from opendata_buffer.queue.stored_manifest import check_reached, manifest_object, read_manifest
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
 from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.probed import Probed
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +87,7 @@ class QueueClaim:
         runtime: Clock and sleep.
         owner: The marker as it was read or written.
         grace_ms: The grace period of this program in milliseconds, used if the marker has none.
+        marker: The object that has read or written the marker; None if it is to be read again.
     """
 
     def __init__(
@@ -84,11 +97,23 @@ class QueueClaim:
         runtime: Runtime,
         owner: PrefixOwner,
         grace_ms: int | None = None,
+        marker: CasObject[PrefixOwner] | None = None,
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
         self._object = quick_owner_object(store, config, runtime)
+        if marker is not None:
+            self._object.adopt(marker)
+        self.marker = marker
+        """The object that has read or written the marker for this claim."""
+        self._claimed_at = runtime.monotonic()
+        self._manifest: CasObject[Manifest] | None = None
+        self._probed: Probed | None = None
+        self.has_grace = owner.grace_ms is not None
+        """Whether the marker has a grace period."""
+        self.probes = tuple(each for each in owner.probed if each.counts(runtime.now_ms()))
+        """The probes in the marker that count."""
         self.watermark = owner.watermark
         """The watermark as it was last read or written."""
         self._tried, self._tried_at = self.watermark, runtime.monotonic()
@@ -99,6 +124,26 @@ class QueueClaim:
         """Whether the queue has named readers (:mod:`opendata_buffer.queue.reader_queue`)."""
         self.skipped = owner.skipped
         """Ranges of sequences that never held batches: first, and one past the last."""
+
+    def remember(self, manifest: CasObject[Manifest], probed: Probed | None) -> None:
+        """Keep what the claim has found out.
+
+        Args:
+            manifest: The object that has just read the manifest.
+            probed: The probe that counts here. The next write of the watermark adds it to the
+                marker.
+        """
+        self._manifest = manifest
+        self._probed = None if probed in self.probes else probed
+
+    def take_manifest(self) -> CasObject[Manifest] | None:
+        """Return the object that read the manifest for this claim, once, and only for a moment.
+
+        Later the manifest has probably changed, and a read costs less than a lost race.
+        """
+        taken, self._manifest = self._manifest, None
+        just_claimed = self._runtime.monotonic() - self._claimed_at <= JUST_READ_S
+        return taken if just_claimed else None
 
     def check(self, manifest: Manifest | None) -> None:
         """Refuse a manifest that is gone or below the watermark.
@@ -185,24 +230,28 @@ class QueueClaim:
         reached = Watermark.of(manifest, acked_location)
         seen, tried = self.watermark, self._tried
         waited_s = self._runtime.monotonic() - self._tried_at
+        probed, self._probed = self._probed, None
         due = now or tried is None or reached.epoch > tried.epoch or waited_s >= NOTE_INTERVAL_S
-        if not due or (seen is not None and seen.includes(reached)):
+        if probed is None and (not due or (seen is not None and seen.includes(reached))):
             return
 
         # Set now, also for a write that fails: it must not slow down every append.
+        just_claimed = self._runtime.monotonic() - self._claimed_at <= JUST_READ_S
         self._tried, self._tried_at = reached, self._runtime.monotonic()
 
         def raised(before: PrefixOwner | None) -> PrefixOwner | None:
             # The marker was deleted, or belongs to a queue that was started over.
             if before is None or before.queue_id != self.queue_id:
                 return before
-            known = before.watermark
+            before, known = before.with_probe(probed), before.watermark
             if known is not None and known.includes(reached):
                 return before
             return replace(before, watermark=known.joined(reached) if known else reached)
 
         try:
-            outcome = self._object.update(raised)
+            # Later another program has probably changed the marker. A read is then cheaper than a
+            # lost race.
+            outcome = self._object.update(raised, from_memory=just_claimed)
         except errors.OpenDataBufferError as error:
             log.warning("the owner marker %s was not written: %s", self._object.key, error)
             return
@@ -246,41 +295,97 @@ def claim_for_writing(
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     with deadline(runtime, config.timeout_ms / 1000):
-        claim, found = check_owner(store, config, runtime=runtime, grace_ms=grace_ms), None
+        marker, manifest = (
+            owner_object(store, config, runtime),
+            manifest_object(store, config, runtime),
+        )
+        # At the same time, because each of them takes as long as a request.
+        owner, found, refusal = in_parallel(
+            runtime,
+            _answer,
+            (marker.read, manifest.read, lambda: store.check_refusal(config.manifest_path)),
+        )
+        claim = _claim_of(_raised(owner), marker, store, config, runtime, grace_ms)
+        if claim is None and _present(_raised(found)) is None and missing is not None:
+            raise missing()
+        _raised(refusal)
+        known = () if claim is None else claim.probes
+        probed = store.check_conditional_writes(config.manifest_path, known)
         if claim is None:
-            found = read_manifest(store, config, runtime)
-            if found is None and missing is not None:
-                raise missing()
-        store.check_conditional_writes(config.manifest_path)
-        if claim is None:
+            read = _present(_raised(found))
             check_manifest_path(store, config)
             check_prefix_is_free(store, config)
-            if fault := misplaced(found, config, store.url):
+            if fault := misplaced(read, config, store.url):
                 raise errors.InvalidInput(*fault.parts)
-            error = unaccounted.refusal(store, config, found, uploaded)
+            error = unaccounted.refusal(store, config, read, uploaded)
             # Read again: a process may have claimed the prefix, or written its first manifest,
             # and uploaded the batches between the first read and the listing.
-            if error and not _is_claimed_by_now(store, config, found, runtime):
+            if error and not _is_claimed_by_now(store, config, read, runtime):
                 raise error
-        if claim is None or claim.grace_ms == grace_ms:  # perhaps not written yet
-            claim = claim_queue(store, config, runtime=runtime, grace_ms=grace_ms)
+        if claim is None or (grace_ms is not None and not claim.has_grace):
+            claim = claim_queue(store, config, runtime=runtime, grace_ms=grace_ms, probed=probed)
         if grace_ms not in (None, claim.grace_ms):
             _warn_of_grace(queue_name(store.url, config), grace_ms, claim.grace_ms)
-        if claim.watermark is None:
-            return claim
-        manifest = read_manifest(store, config, runtime)
-        try:
-            claim.check(manifest)
-            if manifest is not None:
-                # Check the bytes after the last entry, too. Readers would refuse them, so appends
-                # would be reported as durable and never be read.
-                manifest.check()
-        except errors.QueueReset as error:
-            if not recreate:
-                raise
-            log.warning("the queue starts over, as asked: %s", error)
-            return claim.start_over(manifest)
+        if claim.watermark is not None:
+            read = _present(_raised(found))
+            if not claim.watermark.allows(read):
+                read = _present(manifest.read())  # It may have been older than the marker.
+            try:
+                claim.check(read)
+                if read is not None:
+                    # Check the bytes after the last entry, too. Readers would refuse them, so
+                    # appends would be reported as durable and never be read.
+                    read.check()
+            except errors.QueueReset as error:
+                # Writers on a store that ignores conditions overwrite each other, and the manifest
+                # goes back. Then another process's probe is not believed.
+                suspect(store, config.manifest_path)
+                if not recreate:
+                    raise
+                log.warning("the queue starts over, as asked: %s", error)
+                return claim.start_over(read)
+        if not isinstance(found, errors.OpenDataBufferError):
+            claim.remember(manifest, probed)
         return claim
+
+
+def suspect(store: CasStore, near: str) -> None:
+    """Probe the store, after something that a store with conditional writes does not allow.
+
+    This process makes the probe itself, unless it has done so before.
+
+    Args:
+        store: The store.
+        near: A key below which probe objects are named.
+
+    Raises:
+        UnsafeStore: The store does not honour conditional writes (failure F12).
+    """
+    try:
+        store.check_conditional_writes(near, trust=False)
+    except errors.UnsafeStore:
+        raise
+    except errors.OpenDataBufferError as error:
+        log.warning("%s was not probed again: %s", store.url, error)
+
+
+def _answer(call: Callable[[], object]) -> object:
+    """Return the result of a call, or its error, which may not matter."""
+    try:
+        return call()
+    except errors.OpenDataBufferError as error:
+        return error
+
+
+def _raised(answer: object) -> Any:
+    """Return an answer, or raise it if it is an error."""
+    if isinstance(answer, errors.OpenDataBufferError):
+        raise answer
+    return answer
+
+
+def _present(found: Manifest | outcomes.Vanished | None) -> Manifest | None:
+    return found if isinstance(found, Manifest) else None
 
 
 def _is_claimed_by_now(
@@ -297,6 +402,7 @@ def claim_queue(
     *,
     runtime: Runtime | None = None,
     grace_ms: int | None = None,
+    probed: Probed | None = None,
 ) -> QueueClaim:
     """Make the data prefix belong to the queue of this manifest. Safe to repeat.
 
@@ -307,6 +413,7 @@ def claim_queue(
         config: The queue.
         runtime: Clock and sleep. Default: those of the system.
         grace_ms: Grace period of a queue that has none yet, in milliseconds.
+        probed: The probe that counts here, for a new marker.
 
     Returns:
         The claim.
@@ -317,7 +424,7 @@ def claim_queue(
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     new_ms = grace_ms or DEFAULT_GRACE_PERIOD_MS
-    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), grace_ms=new_ms)
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), grace_ms=new_ms).with_probe(probed)
 
     def claimed(before: PrefixOwner | None) -> PrefixOwner:
         # The first marker stays, with its id. So a lost answer does not matter: whichever process
@@ -327,8 +434,9 @@ def claim_queue(
         _check_manifest_path(before, config, store.url)
         return before if before.grace_ms is not None else replace(before, grace_ms=grace_ms)
 
-    owner = owner_object(store, config, runtime).change(claimed)
-    return QueueClaim(store, config, runtime, owner, grace_ms)
+    marker = owner_object(store, config, runtime)
+    owner = marker.change(claimed)
+    return QueueClaim(store, config, runtime, owner, grace_ms, marker)
 
 
 def change_grace_period(
@@ -389,11 +497,23 @@ def check_owner(
         StorageError: The store did not answer.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
-    owner = owner_object(store, config, runtime).read()
+    marker = owner_object(store, config, runtime)
+    return _claim_of(marker.read(), marker, store, config, runtime, grace_ms)
+
+
+def _claim_of(
+    owner: PrefixOwner | outcomes.Vanished | None,
+    marker: CasObject[PrefixOwner],
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    grace_ms: int | None,
+) -> QueueClaim | None:
+    """Return the claim of a queue with this marker, which was just read; None without a marker."""
     if not isinstance(owner, PrefixOwner):
         return None
     _check_manifest_path(owner, config, store.url)
-    return QueueClaim(store, config, runtime, owner, grace_ms)
+    return QueueClaim(store, config, runtime, owner, grace_ms, marker)
 
 
 def _check_manifest_path(owner: PrefixOwner, config: QueueConfig, url: str) -> None:

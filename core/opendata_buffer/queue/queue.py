@@ -55,7 +55,7 @@ from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_moves import move_entries
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import Watermark
-from opendata_buffer.queue.ownership import QueueClaim
+from opendata_buffer.queue.ownership import QueueClaim, suspect
 from opendata_buffer.queue.stored_manifest import (
     check_reached,
     check_resume,
@@ -237,6 +237,12 @@ class Queue:
             ),
             after_conflict=after_conflict or self._after_conflict,
         )
+        # The claim has just read the manifest, so the first change need not read it again.
+        taken = None if claim is None else claim.take_manifest()
+        self._just_read = taken is not None
+        """Whether the claim has read the manifest and nothing was done with it yet."""
+        if taken is not None:
+            self._object.adopt(taken)
         self._decided_at = runtime.monotonic()
         self._warnings = Interval(runtime, WARN_S)
         self._log: Log | None = None
@@ -283,12 +289,21 @@ class Queue:
             CorruptManifest: The manifest is damaged.
             StorageError: The store did not answer.
         """
+        self._just_read = False
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
             raise vanished(self._config, self._store.url)
         if self._claim is not None:
             self._claim.check(found)
         return found
+
+    def read_once(self) -> Manifest | None:
+        """Return the manifest that the claim has just read, or read it as :meth:`read` does.
+
+        Use it for the first look at a queue. It moves nothing: the first change still starts from
+        what the claim has read.
+        """
+        return self._object.last_seen if self._just_read else self.read()
 
     def append(
         self,
@@ -445,7 +460,11 @@ class Queue:
         return index
 
     def claim_epoch(
-        self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
+        self,
+        last_acked_sequence: int | None,
+        *,
+        allow_data_loss: bool = False,
+        note: bool = True,
     ) -> Manifest:
         """Take over as the consumer: raise the epoch, and drop acknowledged entries.
 
@@ -454,6 +473,7 @@ class Queue:
         Args:
             last_acked_sequence: Continue after this sequence. None continues at the oldest entry.
             allow_data_loss: Continue even if later entries were removed.
+            note: Whether to write the owner marker. With false, the caller calls :meth:`note`.
 
         Returns:
             The manifest with the new epoch.
@@ -480,7 +500,7 @@ class Queue:
             after = before.with_epoch(before.epoch + 1)
             return after if last_acked_sequence is None else after.drop_through(last_acked_sequence)
 
-        return self._change(claim)
+        return self._change(claim, note=note)
 
     def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
         """Drop all entries up to and including a sequence. Repeatable.
@@ -589,7 +609,7 @@ class Queue:
         if manifest.sealed:
             raise errors.Drained(self.key)
 
-    def _change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
+    def _change(self, change: Callable[[Manifest], Manifest], *, note: bool = True) -> Manifest:
         """Make a change that may be applied twice, and so needs no proof."""
         outcome = self._update(change, from_memory=self._changes_from_memory)
         if isinstance(outcome, outcomes.Unknown):
@@ -597,7 +617,7 @@ class Queue:
                 f"manifest {self.key!r} in {self._store.url} could not be written: "
                 f"{outcome.reason}. It may have been written; try again."
             )
-        return self._manifest_of(outcome)
+        return self._manifest_of(outcome, note=note)
 
     def _update(
         self,
@@ -608,6 +628,7 @@ class Queue:
     ) -> outcomes.Outcome[Manifest | None]:
         attempts, conflicts = self.attempts, self.conflicts
         self._conflicts_before = conflicts
+        from_memory, self._just_read = from_memory or self._just_read, False
 
         def decide(before: Manifest | None) -> Manifest | None:
             self._decided_at = self._runtime.monotonic()
@@ -655,17 +676,28 @@ class Queue:
         metrics.conflict_rate.set(rate, {**self.labels, **self._role})
 
     def _manifest_of(
-        self, outcome: outcomes.Applied[Manifest | None] | outcomes.LostRace | outcomes.Vanished
+        self,
+        outcome: outcomes.Applied[Manifest | None] | outcomes.LostRace | outcomes.Vanished,
+        *,
+        note: bool = True,
     ) -> Manifest:
         """Return the manifest that holds now, or raise ``Conflict`` or ``QueueReset``."""
         if isinstance(outcome, outcomes.LostRace):
+            # A store, or a proxy before it, that never accepts a right version looks like this.
+            suspect(self._store, self.key)
             raise errors.Conflict(self.key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, outcomes.Vanished):
             raise vanished(self._config, self._store.url)
         manifest = outcome.value
+        if note:
+            self.note()
+        return manifest or Manifest.empty()
+
+    def note(self) -> None:
+        """Write into the owner marker how far the queue got, if that is due. Never raises."""
+        manifest = self._object.last_seen
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, acked_location=self._acked_location(manifest))
-        return manifest or Manifest.empty()
 
     def _acked_location(self, manifest: Manifest) -> str:
         """Return where the batch was that left the manifest last; empty if that is not known."""

@@ -118,6 +118,8 @@ class ReaderQueue:
         """Attributes of this reader's gauges."""
         advised = name if resettable else ""
         self._log = Log(store, config, runtime, self.queue_id, advised)
+        if claim is not None:
+            self._log.adopt(claim)
         self._position = position_object(self._log, name)
         self.key = self._position.key
         """The key of the position."""
@@ -218,7 +220,7 @@ class ReaderQueue:
             InvalidInput: The log has too many readers.
             StorageError: The store did not answer, or refused a write.
         """
-        manifest = self._queue.read() or Manifest.empty()
+        manifest = self._queue.read_once() or Manifest.empty()
         index = self._log.need(marked=self._queue.is_log)
         if self.name not in index.readers and len(index.readers) >= MOST_READERS:
             raise too_many_readers(self._log)
@@ -386,7 +388,7 @@ class ReaderQueue:
             self.newly_registered = self.newly_registered or self.name not in before.readers
             return before.with_reader(self.name)
 
-        return self._log.change(decide)
+        return self._log.change(decide, from_memory=True)
 
     def dequeue(self, through_sequence: int, epoch: int) -> LogView:
         """Acknowledge all batches up to and including a sequence. One small write; repeatable.

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
+from opendata_buffer.stores.probed import Probed
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +165,40 @@ class ConditionalPut(Protocol):
                 bucket.
         """
 
-    def check_conditional_writes(self, near: str) -> None:
+    def check_conditional_writes(
+        self, near: str, known: Iterable[Probed] = (), *, trust: bool = True
+    ) -> Probed | None:
         """Check, once per process, that the store honors conditional writes.
+
+        A place that ``known`` names is not probed. It only has to refuse one wrong write, as in
+        :meth:`check_refusal`.
 
         Args:
             near: A key below which a probe object may be named.
+            known: Probes that count, made before by any process.
+            trust: Whether the probe of another process counts. With false, only a probe of this
+                process does. Use it after something happened that a sound store does not allow.
+
+        Returns:
+            The probe that counts for this place; None if the store needs none.
 
         Raises:
             UnsafeStore: The store ignores conditional writes or does not support them (failure
                 F12).
+            StorageError: The store did not answer.
+        """
+
+    def check_refusal(self, near: str) -> None:
+        """Check, once per process, that the store refuses a write whose condition does not hold.
+
+        One request, which writes nothing on a sound store.
+
+        Args:
+            near: A key below which an object would be named.
+
+        Raises:
+            UnsafeStore: The store accepted the write (failure F12).
+            StorageError: The store did not answer.
         """
 
 

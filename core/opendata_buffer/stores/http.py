@@ -19,7 +19,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPException
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions, hide_secrets, redacted
@@ -48,7 +48,13 @@ from opendata_buffer.stores.base import (
     check_size,
     cut,
 )
-from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
+from opendata_buffer.stores.probe import (
+    PROBE_DEADLINE_MS,
+    RACES,
+    check_refusal,
+    probe_conditional_writes,
+)
+from opendata_buffer.stores.probed import PLACES, Probed
 
 MAX_ERROR_BYTES = 64 * 1024
 MAX_PAGE_BYTES = 64 * 1024**2
@@ -304,23 +310,40 @@ class CloudStore(ABC):
         new = strong_etag(found)
         return verify_write(self, key, data) if new is None else outcomes.Applied(new)
 
-    def check_conditional_writes(self, near: str) -> None:
+    def check_conditional_writes(
+        self, near: str, known: Iterable[Probed] = (), *, trust: bool = True
+    ) -> Probed | None:
         """See :meth:`opendata_buffer.stores.base.ConditionalPut.check_conditional_writes`."""
         check_key("near", near)
-        endpoint = self._endpoint()
-        subject = f"{endpoint}/{self._bucket}"
-        if subject in SAFE:
-            return
-        probe_conditional_writes(
-            self,
-            near,
-            self._runtime,
-            name=f"{self.url!r} at {endpoint}",
-            room=len(self._prefix.encode()),
-            deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
-            races=0 if endpoint == self._RACE_FREE else RACES,
+        races = 0 if self._endpoint() == self._RACE_FREE else RACES
+        return PLACES.check(
+            self._place(),
+            known,
+            self._runtime.now_ms(),
+            trust=trust,
+            refusal=partial(check_refusal, self, near, self._runtime, **self._probing()),
+            probe=partial(
+                probe_conditional_writes, self, near, self._runtime, races=races, **self._probing()
+            ),
         )
-        SAFE.add(subject)
+
+    def check_refusal(self, near: str) -> None:
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.check_refusal`."""
+        check_key("near", near)
+        PLACES.check_refusal(
+            self._place(), partial(check_refusal, self, near, self._runtime, **self._probing())
+        )
+
+    def _place(self) -> str:
+        """Return the endpoint and the bucket, which together decide who answers."""
+        return f"{self._endpoint()}/{self._bucket}"
+
+    def _probing(self) -> dict[str, Any]:
+        return {
+            "name": f"{self.url!r} at {self._endpoint()}",
+            "room": len(self._prefix.encode()),
+            "deadline_ms": min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
+        }
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.base.List.list`."""

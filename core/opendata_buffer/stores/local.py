@@ -39,6 +39,7 @@ from opendata_buffer.stores.base import (
     check_size,
     cut,
 )
+from opendata_buffer.stores.probed import Probed
 
 _TIMEOUT_S = 30.0
 _STRIPES = 64
@@ -660,14 +661,16 @@ class LocalStore:
                 return outcomes.Unknown(f"file {path!r} may have been replaced: {mapped}")
             raise mapped from error
 
-    def check_conditional_writes(self, near: str) -> None:
+    def check_conditional_writes(
+        self, near: str, known: Iterable[Probed] = (), *, trust: bool = True
+    ) -> Probed | None:
         """Check that the file system has locks and keeps modification times to the nanosecond.
 
         See :meth:`opendata_buffer.stores.base.ConditionalPut.check_conditional_writes`.
         """
         check_key("near", near)
         if self._checked:
-            return
+            return None
         try:
             self._temporary.prepare()
             try:
@@ -686,6 +689,14 @@ class LocalStore:
         except OSError as error:
             raise storage_error("write", self.root, error) from error
         self._checked = True
+        return None
+
+    def check_refusal(self, near: str) -> None:
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.check_refusal`.
+
+        A conditional write is a comparison under a lock, which needs no test.
+        """
+        check_key("near", near)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.base.List.list`."""

@@ -21,6 +21,7 @@ from opendata_buffer.stores.base import (
     check_size,
     cut,
 )
+from opendata_buffer.stores.probed import Probed
 
 # Never repeats in this process, even across stores, because equal versions mean equal bytes.
 _versions = itertools.count(1)
@@ -100,8 +101,15 @@ class MemoryStore:
                 return outcomes.LostRace()
             return outcomes.Applied(self._write(key, data))
 
-    def check_conditional_writes(self, near: str) -> None:
+    def check_conditional_writes(
+        self, near: str, known: Iterable[Probed] = (), *, trust: bool = True
+    ) -> Probed | None:
         """See :meth:`opendata_buffer.stores.base.ConditionalPut.check_conditional_writes`."""
+        check_key("near", near)
+        return None
+
+    def check_refusal(self, near: str) -> None:
+        """See :meth:`opendata_buffer.stores.base.ConditionalPut.check_refusal`."""
         check_key("near", near)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:

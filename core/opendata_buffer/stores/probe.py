@@ -1,13 +1,21 @@
 """Finds out whether a store honors conditional writes by making a few real ones (failure F12).
 
-Writers first write one after another and then several at once. Some stores honor a single condition
-but let two concurrent writers both win, because they compare first and write later.
+There are two checks (decision 0048):
+
+* :func:`probe_conditional_writes` makes about forty requests. Writers first write one after another
+  and then several at once. Some stores honor a single condition but let two concurrent writers both
+  win, because they compare first and write later.
+* :func:`check_refusal` makes one request: a write whose condition does not hold. A store or a proxy
+  that ignores conditions accepts it. A sound store refuses it, and nothing is written.
+
+The first process that uses a queue makes the probe, and its :class:`~.probed.Probed` goes into the
+queue's owner marker. Later processes that reach the same place only check the refusal.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -27,7 +35,6 @@ _ANSWERS: dict[type, str] = {
 """The store's answers, for an error."""
 
 PROBE_DEADLINE_MS = 10_000  # short, so that a producer with a wrong endpoint fails soon
-SAFE: set[str] = set()  # endpoints and buckets that this process has found to be safe
 RACES = 3  # number of objects that writers race for, twice each
 _RACERS = 6
 """Writers in one race. The more there are, the likelier two of them compare before either writes.
@@ -39,11 +46,11 @@ _PROBE = b"probe"
 _WRONG = '"00000000000000000000000000000000"'
 
 
-class _Probed(Get, ConditionalPut, Delete, Protocol): ...
+class _Store(Get, ConditionalPut, Delete, Protocol): ...
 
 
 def probe_conditional_writes(
-    store: _Probed,
+    store: _Store,
     near: str,
     runtime: Runtime,
     *,
@@ -69,12 +76,10 @@ def probe_conditional_writes(
         UnsafeStore: The store does not honor conditional writes.
         StorageError: The store did not answer.
     """
-    # Cut the name, so that the longest manifest path still leaves room for the suffix.
-    stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
     made: list[str] = []
 
     def key() -> str:
-        return f"{stem}.probe-{runtime.ulid()}"
+        return _probe_key(near, room, runtime)
 
     def once() -> None:
         _try_each(store, key(), name, made)
@@ -82,6 +87,47 @@ def probe_conditional_writes(
             made.append(key())
             _race(store, made[-1], name, runtime)
 
+    _within(store, runtime, deadline_ms, once, made)
+
+
+def check_refusal(
+    store: _Store, near: str, runtime: Runtime, *, name: str, room: int, deadline_ms: int
+) -> None:
+    """Send one conditional write that must be refused. A sound store writes nothing.
+
+    The arguments are those of :func:`probe_conditional_writes`.
+
+    Args:
+        store: The store to test.
+        near: A key below which the object would be named.
+        runtime: Clock and threads.
+        name: The store's name for errors.
+        room: Bytes of a key that the store's root takes.
+        deadline_ms: Time for all attempts together, in milliseconds.
+
+    Raises:
+        UnsafeStore: The store accepted the write.
+        StorageError: The store did not answer.
+    """
+    made: list[str] = []
+
+    def once() -> None:
+        _try_wrong(_Attempts(store, _probe_key(near, room, runtime), name, made))
+        made.clear()  # Nothing was written.
+
+    _within(store, runtime, deadline_ms, once, made)
+
+
+def _probe_key(near: str, room: int, runtime: Runtime) -> str:
+    # Cut the name, so that the longest manifest path still leaves room for the suffix.
+    stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
+    return f"{stem}.probe-{runtime.ulid()}"
+
+
+def _within(
+    store: _Store, runtime: Runtime, deadline_ms: int, once: Callable[[], None], made: list[str]
+) -> None:
+    """Call a function, again after transient errors, and then delete what it has made."""
     policy = Retries(
         runtime,
         base_ms=100,
@@ -103,28 +149,63 @@ def probe_conditional_writes(
         log.warning(message, len(left), left[0].key, left[0].reason)
 
 
-def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
-    """Try each condition alone; add the key to ``made`` once an object may exist."""
+class _Attempts:
+    """Conditional writes to one probe object.
 
-    def put(step: str, version: str | None, *right: type[PutOutcome]) -> PutOutcome:
-        outcome = store.put_if(key, _PROBE, version)
-        if key not in made:
-            made.append(key)  # a put that raised wrote nothing
+    Args:
+        store: The store to test.
+        key: The object.
+        name: The store's name for errors.
+        made: The key is added to it once an object may exist.
+    """
+
+    def __init__(self, store: _Store, key: str, name: str, made: list[str]) -> None:
+        self.store, self.key, self.name = store, key, name
+        self._made = made
+
+    def put(self, step: str, version: str | None, *right: type[PutOutcome]) -> PutOutcome:
+        """Send one write.
+
+        Args:
+            step: The attempt, for the error.
+            version: The version that the object must have; None if it must not exist.
+            *right: The outcomes of a sound store.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            UnsafeStore: The store gave another answer.
+            TransientStorageError: The answer was lost.
+        """
+        outcome = self.store.put_if(self.key, _PROBE, version)
+        if self.key not in self._made:
+            self._made.append(self.key)  # a put that raised wrote nothing
         if isinstance(outcome, outcomes.Unknown):
             # If the store's responses have no versions, this read raises that and ends the probe.
             with suppress(ObjectNotFound, TransientStorageError):
-                store.get(key)
+                self.store.get(self.key)
             raise TransientStorageError(outcome.reason)
         if not isinstance(outcome, right):
             raise UnsafeStore(
-                f"store {name} does not honor conditional writes: it answered {step} with "
+                f"store {self.name} does not honor conditional writes: it answered {step} with "
                 f"{_ANSWERS[type(outcome)]}. Writers of one manifest would overwrite each other, "
                 "or wait for each other forever. Use a store that supports them (AWS S3, "
                 "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
             )
         return outcome
 
-    put("If-Match on a missing object", _WRONG, outcomes.Vanished, outcomes.LostRace)
+
+def _try_wrong(attempts: _Attempts) -> None:
+    """Try to replace an object that does not exist."""
+    attempts.put("If-Match on a missing object", _WRONG, outcomes.Vanished, outcomes.LostRace)
+
+
+def _try_each(store: _Store, key: str, name: str, made: list[str]) -> None:
+    """Try each condition alone; add the key to ``made`` once an object may exist."""
+    attempts = _Attempts(store, key, name, made)
+    put = attempts.put
+    _try_wrong(attempts)
     created = put("If-None-Match: * on a missing object", None, outcomes.Applied)
     put("If-None-Match: * on an existing object", None, outcomes.LostRace)
     put("If-Match with another ETag", _WRONG, outcomes.LostRace)
@@ -141,7 +222,7 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
     put("If-Match with the object's ETag", created.value, outcomes.Applied)
 
 
-def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
+def _race(store: _Store, key: str, name: str, runtime: Runtime) -> None:
     """Let writers create an object concurrently and then replace it concurrently."""
     version: str | None = None
     for what in ("created", "replaced"):
@@ -164,7 +245,7 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
 
 
 def _put_together(
-    runtime: Runtime, store: _Probed, key: str, version: str | None, datas: Sequence[bytes]
+    runtime: Runtime, store: _Store, key: str, version: str | None, datas: Sequence[bytes]
 ) -> list[PutOutcome]:
     """Put all of them at once, from threads that wait until the last one is ready."""
     changed = runtime.condition()

@@ -21,6 +21,7 @@ from opendata_buffer.arguments import check_fields, checked
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome, Store
+from opendata_buffer.stores.probed import Probed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +148,30 @@ class FaultyStore:
         return outcomes.Unknown("injected: the answer was lost") if lost else outcome
 
     @checked
-    def check_conditional_writes(self, near: str) -> None:
+    def check_conditional_writes(
+        self, near: str, known: Iterable[Probed] = (), *, trust: bool = True
+    ) -> Probed | None:
         """Check the inner store, without faults.
 
         Args:
             near: As for
                 :meth:`opendata_buffer.stores.base.ConditionalPut.check_conditional_writes`.
+            known: As there.
+            trust: As there.
+
+        Returns:
+            The inner store's answer.
         """
-        self.inner.check_conditional_writes(near)
+        return self.inner.check_conditional_writes(near, known, trust=trust)
+
+    @checked
+    def check_refusal(self, near: str) -> None:
+        """Check the inner store, without faults.
+
+        Args:
+            near: As for :meth:`opendata_buffer.stores.base.ConditionalPut.check_refusal`.
+        """
+        self.inner.check_refusal(near)
 
     @checked
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:

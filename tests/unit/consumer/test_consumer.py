@@ -12,6 +12,7 @@ import pytest
 
 from opendata_buffer import Consumer, metrics
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.entries import COLLECT_AFTER_S
 from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import (
     BatchMissing,
@@ -362,6 +363,8 @@ def test_the_collector_runs_and_stops_with_the_consumer(queue: LocalQueue) -> No
     others = _collectors()
     with queue.consumer(gc=GarbageCollectorConfig()):
         queue.runtime.await_waits(1)
+        queue.runtime.advance(COLLECT_AFTER_S)
+        queue.runtime.await_waits(2)
         (ours,) = _collectors() - others
     assert not ours.is_alive()
     assert orphan not in {info.key for info in queue.store.list("").objects}

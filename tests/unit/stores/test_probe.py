@@ -13,7 +13,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
 from opendata_buffer.stores.base import Blob, DeleteFailure, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.stores.probe import probe_conditional_writes
+from opendata_buffer.stores.probe import check_refusal, probe_conditional_writes
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.races import ChecksThenWrites
 
@@ -75,6 +75,30 @@ def test_a_race_whose_answers_are_lost_proves_nothing(runtime: ManualRuntime) ->
 
     store = Losing()
     probe(store, runtime)
+    assert store.list("").objects == ()
+
+
+def refusal(store: MemoryStore, runtime: ManualRuntime) -> None:
+    check_refusal(store, "in/m", runtime, name="'x'", room=0, deadline_ms=10_000)
+
+
+def test_one_wrong_write_finds_a_store_that_ignores_conditions(runtime: ManualRuntime) -> None:
+    store = Breaking("creates on If-Match")
+    with pytest.raises(UnsafeStore, match="If-Match on a missing object with success"):
+        refusal(store, runtime)
+    assert store.list("").objects == ()
+
+
+def test_a_sound_store_refuses_the_wrong_write_and_keeps_nothing(runtime: ManualRuntime) -> None:
+    class NoDeletes(Breaking):
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            raise AssertionError("there is nothing to delete")
+
+    store = NoDeletes()
+    refusal(store, runtime)
+    store.lost = 2
+    refusal(store, runtime)
+    assert len(store.probed) == 1 + 3
     assert store.list("").objects == ()
 
 

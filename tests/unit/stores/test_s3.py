@@ -18,6 +18,7 @@ from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
     ProducerConfig,
+    QueueConfig,
     StoreOptions,
 )
 from opendata_buffer.errors import (
@@ -30,8 +31,11 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.quarantine import list_quarantine, read_copy
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores import http
 from opendata_buffer.stores.base import Blob, read_bytes
+from opendata_buffer.stores.probed import CheckedPlaces
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply
@@ -140,6 +144,30 @@ def test_f12_a_sound_store_is_probed_once_per_process(s3_server: S3Server, store
     }
     connect(s3_server).check_conditional_writes("other/manifest")
     assert len(s3_server.requests) == asked
+
+
+def test_f12_a_new_process_sends_one_wrong_write_to_the_place_that_the_marker_names(
+    s3_server: S3Server, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = QueueConfig(store=store.url)
+    claim_for_writing(store, config, runtime=ManualRuntime())
+    before = s3_server.objects()
+    written = s3_server.count("PUT")
+
+    monkeypatch.setattr(http, "PLACES", CheckedPlaces())  # as in a new process
+    claim_for_writing(connect(s3_server), config, runtime=ManualRuntime())
+    assert s3_server.count("PUT") == written + 1
+    claim_for_writing(connect(s3_server), config, runtime=ManualRuntime())
+    assert s3_server.count("PUT") == written + 1, "once per process"
+    assert s3_server.objects() == before
+
+    with S3Server(ignored_conditions=frozenset({"if-match"})) as other:
+        elsewhere = connect(other)
+        for key, data in before.items():
+            elsewhere.put(key, data)
+        with pytest.raises(UnsafeStore, match="If-Match on a missing object"):
+            claim_for_writing(elsewhere, config, runtime=ManualRuntime())
+        assert other.objects() == before
 
 
 def test_f36_a_flipped_bit_in_a_stored_batch_is_found_and_the_batch_is_skipped(
