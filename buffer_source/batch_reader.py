@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
-from buffer_source.partitions import SourcePartitions, sequence_since, view_of
+from buffer_source.partitions import (
+    SourcePartitions,
+    position_of_reader,
+    sequence_since,
+    view_of,
+)
 from buffer_source.planner import BatchSizes, PartitionBatch, plan_tasks
 from buffer_source.schema import check_schema
 from buffer_source.task import read_partition
@@ -32,7 +38,8 @@ log = logging.getLogger(__name__)
 class BufferBatchReader(DataSourceReader):
     """Reads all queued batches, or all that a log keeps.
 
-    It does not claim an epoch, and does not acknowledge anything.
+    It does not claim an epoch, and does not acknowledge anything. With the option ``reader`` it
+    begins where this reader of a log would continue, and does not move it.
 
     A DataFrame is a snapshot: Spark plans it once, and every later action reads the same batches.
     That is why filters do not prune batches here: a filter would come from the first action. If a
@@ -54,8 +61,9 @@ class BufferBatchReader(DataSourceReader):
             The tasks, which cover all requested batches.
 
         Raises:
-            InvalidInput: The queue does not exist. Or, unless ``failOnDataLoss`` is false,
-                ``startingOffsets`` or ``endingOffsets`` is past its end.
+            InvalidInput: The queue does not exist, or is not a log with the given reader. Or
+                ``startingOffsets`` or ``endingOffsets`` is past its end, and ``failOnDataLoss`` is
+                not false.
             DataLoss: The queue begins after ``startingOffsets``. Not raised if ``failOnDataLoss``
                 is false.
             QueueReset: The manifest is gone. Not raised if ``failOnDataLoss`` is false.
@@ -73,6 +81,9 @@ class BufferBatchReader(DataSourceReader):
             if isinstance(view, Manifest) and own.starts_at_oldest and view.first_sequence:
                 skipped = skipped_ranges(store, own.queue, runtime)
                 removed.append(held_batches(view.first_sequence, skipped))
+            if view is not None and own.reader:
+                begin = position_of_reader(own, view, store, runtime)
+                own = replace(own, starting_offsets=begin)
             if view is not None:
                 repeats = Repeats(store, own.consumer, runtime, "")
                 repeats.load()

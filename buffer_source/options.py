@@ -189,6 +189,8 @@ class SourceOptions:
     starting_timestamp_ms: int | None = option(
         "startingTimestamp", None, _time_instead_of("startingOffsets")
     )
+    # Whether one of these two options is given. Otherwise a reader continues where it was.
+    start_is_given: bool = False
     isolation: str = option("isolationLevel", READ_COMMITTED, one_of(*ISOLATION_LEVELS))
     fail_on_data_loss: bool = option("failOnDataLoss", True, boolean)
     corrupt_batches: str = option("corruptBatches", FAIL, one_of(FAIL, QUARANTINE))
@@ -230,6 +232,7 @@ class SourceOptions:
         return cls(
             queue=queue,
             one_queue=names_one_queue(read),
+            start_is_given=read.given("startingOffsets") or read.given("startingTimestamp"),
             cores=cores,
             **option_values(cls, read),
         )
@@ -262,15 +265,23 @@ class SourceOptions:
                 )
 
     def check_batch(self) -> None:
-        """Refuse a range that ends before it starts.
+        """Refuse a range that ends before it starts, or that has two starts.
 
         Raises:
-            InvalidInput: The range is empty.
+            InvalidInput: The range is empty, or the reader and another option say where it begins.
         """
         if self.starting_offsets == LATEST:
             raise errors.InvalidInput(
                 "option startingOffsets is 'latest': a batch read would be empty. Use 'earliest' "
                 "or a sequence"
+            )
+        if self.reader and self.start_is_given:
+            name, value = "startingOffsets", self.starting_offsets
+            if self.starting_timestamp_ms is not None:
+                name, value = "startingTimestamp", self.starting_timestamp_ms
+            raise errors.InvalidInput(
+                f"option reader is {self.reader!r} and {name} is {value!r}, and both say where a "
+                "batch read begins: leave one out"
             )
         start, end = self.starting_offsets, self.ending_offsets
         if isinstance(start, int) and isinstance(end, int) and start > end:
@@ -301,6 +312,11 @@ class SourceOptions:
     def starts_at_oldest(self) -> bool:
         """Whether a new query begins with the oldest queued batch."""
         return self.starting_offsets == EARLIEST and self.starting_timestamp_ms is None
+
+    @property
+    def starts_at_sequence(self) -> bool:
+        """Whether the start is a sequence, and neither a word nor a time."""
+        return isinstance(self.starting_offsets, int)
 
     @property
     def consumer(self) -> ConsumerConfig:

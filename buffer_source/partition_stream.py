@@ -293,7 +293,7 @@ class PartitionStream:
             if earliest:
                 self._starting_offset = session.read_end
             else:
-                self._starting_offset = session.starting_offset(self._run_end)
+                self._starting_offset = self._retrying(session.begin, self._run_end)
                 if self._options.starts_at_oldest and not session.is_log:
                     self.removed = held_batches(self._starting_offset, session.skipped)
         return self._starting_offset

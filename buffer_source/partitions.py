@@ -26,6 +26,8 @@ from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.neighbours import check_manifest_path, missing_topic_hint
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
+from opendata_buffer.queue.reader_admin import unknown_reader
+from opendata_buffer.queue.reader_positions import stored_position
 from opendata_buffer.queue.unaccounted import refusal
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -221,15 +223,16 @@ class SourcePartitions:
         return self._topic
 
     def names(self) -> list[str]:
-        """Find the current partitions. Read a topic's description once.
+        """Find the partitions to read. Read a topic's description once; write nothing.
 
         Returns:
-            Their names; for a queue, only :data:`ONLY`.
+            The names of the current partitions, and of those that left the topic before the given
+            reader had read them to their end; for a queue, only :data:`ONLY`.
 
         Raises:
             QueueReset: The topic was replaced.
         """
-        return [ONLY] if self.topic is None else self.topic.read().names
+        return [ONLY] if self.topic is None else self.topic.read().names_for(self._options.reader)
 
     def names_for_reader(self) -> list[str]:
         """Find all partitions that the query reads, with one read of a topic's description.
@@ -420,6 +423,34 @@ def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest 
     log_ = Log(store, options.queue, runtime)
     index = log_.read_unclaimed()
     return manifest if index is None else LogView.of(log_, index, manifest)
+
+
+def position_of_reader(
+    options: SourceOptions, view: Manifest | LogView, store: Store, runtime: Runtime
+) -> int:
+    """Find where the reader that the options name would continue.
+
+    Args:
+        options: The source's options, of one partition.
+        view: The manifest, or everything that a log keeps.
+        store: The opened store.
+        runtime: Clock and threads.
+
+    Returns:
+        The sequence, which the log still keeps. A reader whose position is missing may have read
+        nothing, so it would continue at the oldest batch.
+
+    Raises:
+        InvalidInput: The queue is not a log, or has no such reader.
+        CorruptData: The position cannot be read.
+    """
+    log_ = Log(store, options.queue, runtime)
+    index = view.index if isinstance(view, LogView) else log_.need()
+    if options.reader not in index.readers:
+        raise unknown_reader(options.reader, index)
+    found = stored_position(log_, options.reader, index.queue_id)
+    begin = view.first_sequence if found is None else found.next
+    return min(max(begin, view.first_sequence), view.next_sequence)
 
 
 def _no_queue(options: SourceOptions, store: Store, *hints: Hint) -> InvalidInput:

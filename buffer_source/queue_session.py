@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 EVERYTHING = 1 << 64
 """A sequence past the end of any queue."""
 
+_MOST_LOOKS = 5
+"""How often a new query looks for its start while the collector deletes it."""
+
 
 class QueueSession:
     """An opened queue, and its entries that were read and not acknowledged. Not thread-safe.
@@ -86,6 +89,7 @@ class QueueSession:
         self.queue_id = "" if claim is None else claim.queue_id
         self.skipped = () if claim is None else claim.skipped
         self._reader: EntryConsumer | ReadOnlyReader
+        self._is_open = True  # False while the reader moves.
         self._queue: Queue | ReaderQueue | None = None  # None if the query does not acknowledge.
         self._pending: list[BatchDescriptor] = []
         self._lost_start: PartitionOffset | None = None  # A position that this queue never had.
@@ -166,26 +170,58 @@ class QueueSession:
         transactions = start.transactions if self.owns(start) else {}
         return PartitionOffset(next_sequence, base, transactions, self.queue_id)
 
-    def starting_offset(self, run_end: int) -> int:
-        """Return where a new query begins whose run ends at ``run_end``; see `wanted_start`."""
+    def begin(self, run_end: int) -> int:
+        """Move to where a new query begins.
+
+        A query without a given start continues where the reader of a log was, and consumes a queue
+        from its oldest batch. A given start wins over the position of the reader. The collector may
+        delete batches between the look and the move. Then a sequence is lost, but a word or a time
+        means a later batch, so it is looked up again.
+
+        Args:
+            run_end: The first sequence that this run does not read.
+
+        Returns:
+            The first sequence that the query reads.
+
+        Raises:
+            InvalidInput: The start is past the end, or unread batches of a queue lie before it.
+            DataLoss: The start is not kept any more, or the collector was faster each time.
+        """
+        options = self._options
+        if options.starts_at_oldest and not (options.start_is_given and self.is_log):
+            return self.read_end
+        looks = 1 if options.starts_at_sequence else _MOST_LOOKS
+        while True:
+            begin = self._starting_offset(run_end)
+            looks -= 1
+            try:
+                self.seek(begin)
+                return begin
+            except errors.DataLoss:
+                if not looks:
+                    raise
+
+    def _starting_offset(self, run_end: int) -> int:
+        """Return the sequence of the given start."""
         options, first = self._options, self.read_end
-        if options.starts_at_oldest:
-            return first
         view = read_only(options, self._store, self._runtime).view()
         if isinstance(view, LogView):
             first = view.first_sequence  # A reader may also go back.
         begin = wanted_start(options, view, first, self._store.url)
-        if not isinstance(options.starting_offsets, int):
+        if not options.starts_at_sequence:
             begin = min(begin, run_end)
         return max(first, begin)
 
     def seek(self, begin: int) -> None:
         """Read from ``begin`` on. The position of a log's reader moves there, back or forward."""
         first = self.next_available(0)
-        if self.is_log and not first <= begin <= self.read_end:
+        if self.is_log and not (self._is_open and first <= begin <= self.read_end):
+            self._is_open = False  # If the next steps fail, another call repeats them.
             self._reader.close()
             self._pending = []
             self._read_from(begin)
+            self._is_open = True
 
     def read_until(self, stop: int) -> None:
         """Read the entries below ``stop`` that have not been read yet, as far as they exist."""

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import opendata_buffer.gc
+from buffer_source.micro_batch_stream import MicroBatchStream
+from buffer_source.options import SourceOptions
+from buffer_source.partitions import SourceOffset
 from opendata_buffer import Consumer
-from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.isolation import TransactionFilter
+from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.consumer.isolation import READ_UNCOMMITTED, TransactionFilter
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PoisonBatch, QueueReset
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
@@ -205,6 +208,10 @@ class LogCluster(Cluster):
         """Share of the reads before which a running reader moves itself."""
         self.seeks = 0
         """How often a running reader moved itself."""
+        self.replays = 0
+        """How often a query read batches again after its checkpoint was deleted."""
+        self.continued = 0
+        """How often a query went on where its reader was after its checkpoint was deleted."""
 
     def config_of(self, name: str) -> ConsumerConfig:
         return replace(self.consumer_config(), reader=name)
@@ -425,6 +432,138 @@ def replay(cluster: LogCluster) -> None:
     resets = sum(follower.resets for follower in followers)
     assert resets, "no reader was reset: the scenario tests nothing"
     cluster.seeks = sum(follower.seeks for follower in followers)
+
+
+class SparkFollower:
+    """A Spark query of a named reader whose checkpoint is deleted now and then."""
+
+    def __init__(self, cluster: LogCluster, name: str) -> None:
+        self._cluster = cluster
+        self.name = name
+        self._is_replay = False
+        """Whether the query of this checkpoint has the option ``startingOffsets=earliest``."""
+        self._offsets: dict[int, SourceOffset] = {}
+        self._commits: set[int] = set()
+        self._end = 0
+        self.replays = 0
+        """How many new checkpoints read batches again."""
+        self.continued = 0
+        """How many new checkpoints went on where the reader was."""
+
+    @property
+    def end(self) -> int:
+        """The sequence up to which it received everything since its last replay."""
+        return self._after_repeats(self._end)
+
+    def live(self, node: Node) -> None:
+        cluster = self._cluster
+        if self._offsets and not cluster.calm and cluster.chance(0.5):
+            self._delete_checkpoint(is_replay=cluster.chance(0.5))
+        config = cluster.consumer_config()
+        options = SourceOptions(
+            queue=QueueConfig(store=config.store, store_options=config.store_options),
+            reader=self.name,
+            start_is_given=self._is_replay,
+            isolation=READ_UNCOMMITTED,
+            gc=config.gc,
+            max_batches=1 + cluster.draw(6),
+        )
+        stream = MicroBatchStream(options, node.store, node.runtime)
+        try:
+            self._run(node, stream)
+        except (Fenced, QueueReset, *PASSING) as error:
+            cluster.log(f"{node.name}: {error}")
+        except DataLoss as error:
+            cluster.log(f"{node.name}: {error}")
+            if self.name not in cluster.model.expired:
+                cluster.fail(f"{self.name} did not expire: {error}")
+            self._delete_checkpoint(is_replay=True)
+        stream.stop()
+
+    def _delete_checkpoint(self, *, is_replay: bool) -> None:
+        self._offsets.clear()
+        self._commits.clear()
+        self._is_replay = is_replay
+
+    def _run(self, node: Node, stream: MicroBatchStream) -> None:
+        batch = max(self._offsets, default=-1)
+        if batch >= 0 and batch not in self._commits:
+            self._finish(stream, batch)
+        while True:
+            start, floor = self._offsets.get(batch), self._floor
+            end = stream.latest_offset(start)
+            if end == start:
+                if not self._cluster.calm and self._cluster.chance(0.1):
+                    return  # Someone stops the query.
+                node.runtime.sleep(self._cluster.uniform(0.1, 5))
+                continue
+            if start is None:
+                self._begin(end.only.base, floor)
+            batch += 1
+            self._offsets[batch] = end
+            if start is not None:
+                stream.commit(start)
+            self._finish(stream, batch)
+
+    @property
+    def _floor(self) -> int:
+        return 0 if self._cluster.model.index is None else self._cluster.model.index.floor
+
+    def _begin(self, begin: int, floor: int) -> None:
+        """Check where a new checkpoint begins; ``floor`` is what the log kept before that."""
+        if self._is_replay:
+            self.replays += begin < self._end
+            if not floor <= begin <= self._floor:
+                self._cluster.fail(f"{self.name} began at {begin}, kept were {floor} and later")
+        else:
+            self.continued += self._end > 0
+            if begin > self.end:
+                self._cluster.fail(f"{self.name} went on at {begin} and never received {self.end}")
+        self._end = begin
+
+    def _finish(self, stream: MicroBatchStream, batch: int) -> None:
+        tasks = stream.plan_input_partitions(self._offsets.get(batch - 1), self._offsets[batch])
+        if batch in self._commits:
+            return
+        self._commits.add(batch)
+        for found in (entry for task in tasks for entry in task.batches if entry.part == 0):
+            if found.sequence != self.end:
+                self._cluster.fail(f"{self.name} received {found.sequence} instead of {self.end}")
+            self._end = found.sequence + 1
+
+    def _after_repeats(self, sequence: int) -> int:
+        while sequence in self._cluster.model.repeats:
+            sequence += 1
+        return sequence
+
+
+def replay_with_spark(cluster: LogCluster) -> None:
+    """Delete the checkpoints of queries that read again what the log keeps, or go on."""
+    cluster.enable()
+    followers = [SparkFollower(cluster, name) for name in cluster.names]
+    for follower in followers:
+        cluster.supervise(follower.name, follower.live, lambda: False)
+    cluster.supervise("cron", lambda node: collect_garbage(cluster, node), lambda: False)
+    actors = [PlainProducer(cluster, "plain", 60), TransactionalProducer(cluster, "app", 30)]
+    run_services(cluster, list(actors))
+    cluster.heal()
+    until = cluster.simulation.now + DRAIN_S
+    while any(follower.end < cluster.model.manifest.next_sequence for follower in followers):
+        if cluster.simulation.now > until:
+            cluster.fail(f"not read: {[(follower.name, follower.end) for follower in followers]}")
+        cluster.director.sleep(10)
+    cluster.replays = sum(follower.replays for follower in followers)
+    cluster.continued = sum(follower.continued for follower in followers)
+
+
+def test_a_query_without_its_checkpoint_reads_again_or_goes_on_without_a_gap(seed: int) -> None:
+    assert simulate(seed, replay_with_spark).model.durable
+
+
+def test_the_seeds_delete_checkpoints() -> None:
+    clusters = [simulate(seed, replay_with_spark) for seed in (1, 2, 3, 4)]
+    assert sum(cluster.replays for cluster in clusters)
+    assert sum(cluster.continued for cluster in clusters)
 
 
 def test_a_reader_that_is_reset_misses_nothing_from_its_new_position_on(seed: int) -> None:

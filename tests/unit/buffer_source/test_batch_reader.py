@@ -12,7 +12,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import default_schema
 from opendata_buffer import Consumer, Producer
-from opendata_buffer.config import ProducerConfig
+from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, batch_key
@@ -20,6 +20,7 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
+from tests.support.logs import make_log
 from tests.unit.buffer_source.structs import struct
 
 
@@ -103,6 +104,68 @@ def test_repeats_of_a_transaction_are_left_out_for_every_range(runtime: ManualRu
     assert sequences(manifest) == [0, 1, 2]
     assert sequences(manifest, startingOffsets="1") == [1, 2]
     assert sequences(manifest, startingOffsets="3") == []
+
+
+def consume(url: str, reader: str, count: int, prefix: str = "ingest") -> None:
+    """Acknowledge batches as a reader of a log."""
+    config = ConsumerConfig(store=url, data_path_prefix=prefix, reader=reader)
+    with Consumer(config) as consumer:
+        for _ in range(count):
+            batch = consumer.next_batch()
+            assert batch is not None
+            batch.ack()
+
+
+def planned(url: str, **given: str) -> list[tuple[str, int]]:
+    """Return the partition and the sequence of each batch of a batch read."""
+    wanted = SourceOptions.from_spark({"path": url, **given})
+    tasks = BufferBatchReader(wanted, default_schema()).partitions()
+    return [(batch.partition, batch.sequence) for task in tasks for batch in task.batches]  # type: ignore[attr-defined]
+
+
+def test_a_batch_read_with_a_reader_begins_where_this_reader_is_and_does_not_move_it(
+    tmp_path: Path,
+) -> None:
+    url = str(tmp_path)
+    with Producer(url) as producer:
+        for number in range(5):
+            producer.produce([b"%d" % number]).result()
+    make_log(QueueConfig(store=url))
+    consume(url, "billing", 2)
+    consume(url, "search", 4)
+    for _ in range(2):
+        assert planned(url, reader="billing") == [("0", at) for at in (2, 3, 4)]
+        assert planned(url, reader="search") == [("0", 4)]
+    assert planned(url) == [("0", at) for at in range(5)]
+    assert planned(url, reader="billing", endingOffsets="3") == [("0", 2)]
+    for name in ("startingOffsets", "startingTimestamp"):
+        with pytest.raises(InvalidInput, match=f"reader is 'billing' and {name} is .*leave one"):
+            planned(url, reader="billing", **{name: "1"})
+    with pytest.raises(InvalidInput, match=r"no reader 'bill'; readers of this log: billing, sear"):
+        planned(url, reader="bill")
+
+
+def test_a_batch_read_with_a_reader_of_a_topic_begins_in_each_partition_where_it_is(
+    tmp_path: Path,
+) -> None:
+    url = str(tmp_path)
+    names = Topic.create(url, 2).description.names
+    for count, name in enumerate(names, 1):
+        config = ProducerConfig(store=url, data_path_prefix=name)
+        with Producer(config) as producer:
+            for _ in range(3):
+                producer.produce([b"x"]).result()
+        make_log(QueueConfig(store=url, data_path_prefix=name))
+        consume(url, "billing", count, name)
+    assert planned(url, reader="billing") == [(names[0], 1), (names[0], 2), (names[1], 2)]
+
+
+def test_a_batch_read_with_a_reader_of_a_plain_queue_is_refused(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    with Producer(url) as producer:
+        producer.produce([b"x"]).result()
+    with pytest.raises(InvalidInput, match="is not a log, and has no named readers"):
+        planned(url, reader="billing")
 
 
 def test_the_error_about_a_missing_queue_names_it(tmp_path: Path) -> None:

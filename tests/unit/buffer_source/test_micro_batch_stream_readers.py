@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from buffer_source import micro_batch_stream
+from buffer_source import micro_batch_stream, queue_session
 from buffer_source.batch_reader import select
 from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
-from buffer_source.partitions import SourceOffset, view_of
+from buffer_source.partitions import SourceOffset, view_of, wanted_start
 from buffer_source.stream_reader import _with_advice
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer import read_only
 from opendata_buffer.consumer.isolation import Repeats
-from opendata_buffer.errors import DataLoss, InvalidInput
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
 from opendata_buffer.queue import reader_queue
@@ -131,6 +131,102 @@ def test_a_reader_may_start_anywhere_and_deletes_nothing(
     assert everything(source.run(reader="other")) == list(range(53))
     if "reader" in given:
         assert source.at("billing") == 53
+
+
+@pytest.mark.parametrize(
+    ("given", "begin"),
+    [
+        ({}, 50),
+        ({"startingOffsets": "earliest"}, 10),
+        ({"startingOffsets": "10"}, 10),
+        ({"startingOffsets": "30"}, 30),
+        ({"startingOffsets": "latest"}, 60),
+        ({"startingTimestamp": "0"}, 10),
+    ],
+)
+def test_a_given_start_wins_over_the_position_of_the_reader(
+    source: SourceLog, given: dict[str, str], begin: int
+) -> None:
+    """Only a new query without a start continues where its reader was."""
+    source.each(50)
+    everything(source.run(reader="billing"))
+    source.lift_floor(10)
+    source.each(10)
+    driver = source.run(reader="billing", **given)
+    end, read = batch(driver, None)
+    assert read == list(range(begin, 60))
+    assert source.at("billing") == begin, "the log keeps what the query has not committed"
+    source.each(2)
+    assert everything(driver, end) == [60, 61]
+    assert source.at("billing") == 62
+    restarted = source.run(reader="billing", **given)
+    assert batch(restarted, end)[1] == [60, 61], "a query with a checkpoint ignores the start"
+
+
+def test_a_given_earliest_reads_what_is_left_if_the_collector_is_faster(
+    source: SourceLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.each(50)
+    everything(source.run(reader="billing"))
+    floors = [20, 35]
+
+    def slow(*arguments: Any) -> int:
+        begin = wanted_start(*arguments)
+        if floors:
+            source.lift_floor(floors.pop(0))
+        return begin
+
+    monkeypatch.setattr(queue_session, "wanted_start", slow)
+    driver = source.run(reader="billing", startingOffsets="earliest")
+    end, read = batch(driver, None)
+    assert not floors, "the collector was faster twice"
+    assert read == list(range(35, 50))
+    assert [each.sequence for each in batches_of(source.run(reader="billing"), None, end)] == read
+
+
+def test_a_given_sequence_that_the_collector_deletes_meanwhile_is_a_loss(
+    source: SourceLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.each(50)
+    everything(source.run(reader="billing"))
+
+    def slow(*arguments: Any) -> int:
+        begin = wanted_start(*arguments)
+        source.lift_floor(20)
+        return begin
+
+    monkeypatch.setattr(queue_session, "wanted_start", slow)
+    driver = source.run(reader="billing", startingOffsets="5")
+    with pytest.raises(DataLoss, match="sequence 5"):
+        driver.latest_offset(None)
+
+
+def test_a_replay_of_the_first_micro_batch_after_a_reset_reads_the_same_batches(
+    source: SourceLog,
+) -> None:
+    source.each(50)
+    everything(source.run(reader="billing"))
+    given = {"reader": "billing", "startingOffsets": "earliest", "maxBatchesPerTrigger": "20"}
+    end, read = batch(source.run(**given), None)
+    assert read == list(range(20))
+    source.each(5)
+    again = source.run(**given)
+    assert end is not None
+    assert [each.sequence for each in batches_of(again, None, end)] == read
+    assert everything(again, end) == list(range(20, 55))
+
+
+def test_an_earlier_run_cannot_move_the_reader_after_a_reset(source: SourceLog) -> None:
+    source.each(50)
+    old = source.run(reader="billing", maxBatchesPerTrigger="30")
+    end, _ = batch(old, None)
+    assert end is not None
+    new = source.run(reader="billing", startingOffsets="earliest")
+    batch(new, None)
+    assert source.at("billing") == 0
+    with pytest.raises(Fenced):
+        old.commit(end)
+    assert source.at("billing") == 0
 
 
 def test_a_reader_may_start_at_a_time(source: SourceLog) -> None:

@@ -50,10 +50,10 @@ def test_starting_offsets_are_resolved_in_a_queue_of_3_to_7(
     queue.produce(8)
     claim(queue, PartitionOffset(3, 0))
     session = claim(queue, startingOffsets=wanted, acknowledge="false")
-    assert session.starting_offset(run_end) == begin
+    assert session.begin(run_end) == begin
     if begin == 3 and run_end > 3:
         taking = claim(queue, startingOffsets=wanted)
-        assert taking.starting_offset(run_end) == begin
+        assert taking.begin(run_end) == begin
 
 
 def test_a_start_outside_the_queue_is_an_error_or_becomes_the_oldest_batch(
@@ -61,8 +61,8 @@ def test_a_start_outside_the_queue_is_an_error_or_becomes_the_oldest_batch(
 ) -> None:
     queue.produce(4)
     with pytest.raises(DataLoss, match=r"sequence 0 is needed .* starts at 1"):
-        claim(queue, PartitionOffset(1, 0), startingOffsets="0").starting_offset(EVERYTHING)
+        claim(queue, PartitionOffset(1, 0), startingOffsets="0").begin(EVERYTHING)
     with pytest.raises(InvalidInput, match=r"ends at 3: use a sequence up to 4"):
-        claim(queue, startingOffsets="5").starting_offset(EVERYTHING)
+        claim(queue, startingOffsets="5").begin(EVERYTHING)
     allowed = claim(queue, PartitionOffset(1, 0), startingOffsets="0", failOnDataLoss="false")
-    assert allowed.starting_offset(EVERYTHING) == 1
+    assert allowed.begin(EVERYTHING) == 1
