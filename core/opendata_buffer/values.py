@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import base64
 import csv
+import json
 import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ import pyarrow.json
 
 from opendata_buffer.arguments import check_fields
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.misfits import explain_csv, explain_json, misfit_of
 
 JSON, CSV = "json", "csv"
 PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
@@ -174,6 +176,30 @@ class Decoder:
             columns.insert(self.schema.names.index(self._corrupt), pa.array(corrupt, pa.string()))
         return DecodedColumns(columns, malformed)
 
+    def explain(self, record: bytes, reason: str) -> str:
+        """Say what is wrong with a malformed record.
+
+        Args:
+            record: The record.
+            reason: Its reason in :attr:`DecodedColumns.malformed`.
+
+        Returns:
+            The field that does not fit, what its column wants, and what the record has; ``reason``
+            if the record does not fit for another cause.
+        """
+        if isinstance(self._reader, _JsonReader):
+            return explain_json(record, self._fields, reason, _fits)
+        try:
+            columns = self._reader.read(pa.array([self._reader.trimmed(record)], pa.binary()))
+        except ValueError:
+            return explain_csv(self._fields, reason)
+        for column, field in zip(columns.columns, self._fields, strict=True):
+            try:
+                _converted(column.combine_chunks(), field.type)
+            except ValueError:
+                return misfit_of(field, str(column[0].as_py()))
+        return reason
+
     def _parts(
         self, texts: pa.BinaryArray, threads: bool
     ) -> Iterator[tuple[int, list[pa.Array] | str]]:
@@ -239,7 +265,7 @@ class _JsonReader:
         """
         text = record.strip(b" \t\r\n")
         if text[:1] != b"{":
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if text[-1:] != b"}":
             raise ValueError("its JSON object does not end, or something follows it")
         return text
@@ -323,6 +349,18 @@ class _CsvReader:
         if len(last) != 1 or any(column.null_count != 1 for column in last.columns):
             raise ValueError("it is not one line, or a quote is not closed")
         return table.slice(0, len(texts))
+
+
+def _fits(value: Any, dtype: pa.DataType) -> bool:
+    """Return whether a value of JSON can be read into a column of the type."""
+    reader = _JsonReader({"value": _read_type(dtype)})
+    text = json.dumps({"value": value}, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    try:
+        column = reader.read(pa.array([text], pa.binary())).column(0)
+        _converted(column.combine_chunks(), dtype)
+    except ValueError:
+        return False
+    return True
 
 
 def _readable(

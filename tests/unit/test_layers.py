@@ -28,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"arguments", "familiar_names", "internal_parts"}),
     frozenset({"lazy_names"}),
     frozenset({"runtime"}),
-    frozenset({"metrics", "formats", "framing", "outcomes"}),
+    frozenset({"metrics", "formats", "framing", "misfits", "outcomes"}),
     frozenset({"config", "messages", "values"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),

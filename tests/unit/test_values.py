@@ -174,7 +174,7 @@ def test_a_malformed_record_has_its_reason() -> None:
         records(b"", b'{"i":"x"}', b"\xff", b'{"i":1}{}')
     )
     assert found.malformed == {
-        0: "it is no JSON object",
+        0: "it is not a JSON object",
         1: "Column(/i) changed from number to string",
         2: "it is not UTF-8",
         3: "it is more than one JSON object",

@@ -329,16 +329,23 @@ class RowBuilder:
         if malformed:
             first = min(malformed)
             piece, row = _find(pieces, first)
-            batch = piece.batch
-            where = (batch.sequence, piece.begin + row, batch.location, malformed[first])
+            batch, record = piece.batch, piece.values[row].as_py()
+            assert self._decoder is not None, "it has decoded the records"
             if self._mode == FAILFAST:
-                raise MalformedRecord(*where, piece.values[row].as_py())
+                reason = self._decoder.explain(record, malformed[first])
+                raise MalformedRecord(
+                    batch.sequence, piece.begin + row, batch.location, reason, record
+                )
             metrics.records_malformed.add(len(malformed))
             if self._mode == DROPMALFORMED:
                 metrics.records_dropped.add(len(malformed))
                 log.warning(
                     "%d malformed records left out; in batch %d the first is record %d, at %r: %s",
-                    *(len(malformed), *where),
+                    len(malformed),
+                    batch.sequence,
+                    piece.begin + row,
+                    batch.location,
+                    self._decoder.explain(record, malformed[first]),
                 )
         return decoded.delivered(rows, self._mode)
 
