@@ -38,6 +38,7 @@ from buffer_source.planner import (
     PartitionBatch,
     ReadLimits,
     TaskBatches,
+    hold_at_least,
     interleave,
     plan_tasks,
     rate_limit,
@@ -79,6 +80,7 @@ class MicroBatchStream:
         self._frozen: list[str] | None = None  # Partitions that a run with AvailableNow reads.
         self._left: set[str] = set()  # Partitions that left the offset, closed for good and empty.
         self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
+        self._moved_at: float | None = None  # When a micro-batch was last ended, the same.
         self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
 
     def prepare_available_now(self) -> None:
@@ -118,8 +120,13 @@ class MicroBatchStream:
         if start is None:
             self._warn_of_removed()
         self._register_reader()
-        ends = self._ends(polls, self._rate_limit(polls, limits))
+        counts = self._rate_limit(polls, limits)
+        if not unlimited and self._waits_for_more(polls, counts, limits):
+            counts = dict.fromkeys(polls, 0)
+        ends = self._ends(polls, counts)
         moved = {name for name, poll in polls.items() if poll.fixed or ends[name].next > poll.begin}
+        if moved:
+            self._moved_at = self._runtime.monotonic()
         self._idle_at = None if moved else self._runtime.monotonic()
         drained = [stream.name for stream in self._streams.values() if stream.empty]
         self._partitions.remove_drained(drained)
@@ -328,6 +335,42 @@ class MicroBatchStream:
             lambda batches: self._measured(BatchSizes.records, batches),
         )
         return Counter(batch.partition for batch in merged[:count])
+
+    def _waits_for_more(
+        self, polls: Mapping[str, PollResult], counts: Mapping[str, int], limits: ReadLimits
+    ) -> bool:
+        """Return whether so few records wait that this trigger reads none (minOffsetsPerTrigger).
+
+        As in Spark's Kafka source, the first micro-batch of a run does not wait, and no micro-batch
+        waits longer than ``maxTriggerDelay`` after the one before it. A run with AvailableNow would
+        end instead of waiting, so it reads everything.
+        """
+        least, now = self._options.min_records, self._runtime.monotonic()
+        if (
+            least is None
+            or self._frozen is not None
+            or self._moved_at is None
+            or now - self._moved_at >= self._options.max_delay_ms / 1000
+            or any(poll.fixed is not None for poll in polls.values())
+        ):
+            return False
+        waiting = sum(len(poll.waiting) for poll in polls.values())
+        if (
+            sum(counts.values()) < waiting
+            or (limits.batches is not None and waiting >= limits.batches)
+            or any(poll.is_full for poll in polls.values())
+        ):
+            # The trigger is full. If it waited, the query would read one trigger in each delay, and
+            # fall behind.
+            return False
+        batches = [
+            PartitionBatch.within(name, batch)
+            for name, poll in polls.items()
+            for batch in poll.waiting
+        ]
+        return not hold_at_least(
+            batches, least, lambda part: self._measured(BatchSizes.records, part)
+        )
 
     def _measured(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -59,6 +60,16 @@ Offsets = str | int | tuple[tuple[str, int], ...]
 """``earliest``, ``latest``, a sequence, or, for a topic, sequences of some of its partitions."""
 
 T = TypeVar("T")
+
+_DURATION = re.compile(r"(\d{1,12}) ?(ms|s|m|min|h|d)?", re.ASCII)
+_UNITS_MS = {
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
 
 PROGRAM = "Spark"  # The program in the consumer info of a queue that the source has claimed.
 
@@ -158,6 +169,24 @@ def _position(read: OptionReader, name: str, default: Offsets | None) -> Any:
     )
 
 
+def _delay(read: OptionReader, name: str, default: int) -> int:
+    """Read a duration as Spark writes it: a number with a unit, or milliseconds without one."""
+    value = read.text(name)
+    if value is None:
+        return default
+    if read.text("minOffsetsPerTrigger") is None:
+        raise errors.InvalidInput(
+            f"option {name} is given and minOffsetsPerTrigger is not: it says how long a trigger "
+            "waits for that many records. Set minOffsetsPerTrigger, or leave it out"
+        )
+    found = _DURATION.fullmatch(value.strip().lower())
+    if found is None:
+        raise errors.InvalidInput(
+            f"option {name} is {value!r}: use a number with a unit, such as 90s, 15m or 1h"
+        )
+    return int(found[1]) * _UNITS_MS[found[2] or "ms"]
+
+
 def _reader_name(read: OptionReader, name: str, default: str) -> str:
     value = read.text(name) or default
     if value:
@@ -204,6 +233,8 @@ class SourceOptions:
     max_batches: int | None = option("maxBatchesPerTrigger", None, whole_number(least=1))
     max_bytes: int | None = option("maxBytesPerTrigger", None, whole_number(least=1))
     max_records: int | None = option("maxOffsetsPerTrigger", None, whole_number(least=1))
+    min_records: int | None = option("minOffsetsPerTrigger", None, whole_number(least=1))
+    max_delay_ms: int = option("maxTriggerDelay", 15 * 60 * 1000, _delay)
     gc: GarbageCollectorConfig = option("gcEnabled", GarbageCollectorConfig(), _collector)
     # The first sequence not read; None is latest.
     ending_offsets: Offsets | None = option("endingOffsets", None, _position)
@@ -253,6 +284,11 @@ class SourceOptions:
             raise errors.InvalidInput(
                 f"option reader is {self.reader!r} and acknowledge is false: a reader keeps its "
                 "position by acknowledging. Leave one of the two out"
+            )
+        if (self.max_records or self.min_records or 0) < (self.min_records or 0):
+            raise errors.InvalidInput(
+                f"option minOffsetsPerTrigger is {self.min_records}, more than "
+                f"maxOffsetsPerTrigger {self.max_records}: make it the smaller one"
             )
         for name, value in (
             ("endingOffsets", self.ending_offsets),
@@ -312,6 +348,13 @@ class SourceOptions:
     def starts_at_oldest(self) -> bool:
         """Whether a new query begins with the oldest queued batch."""
         return self.starting_offsets == EARLIEST and self.starting_timestamp_ms is None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether the options limit how much one trigger reads."""
+        return any(
+            most is not None for most in (self.max_batches, self.max_bytes, self.max_records)
+        )
 
     @property
     def starts_at_sequence(self) -> bool:

@@ -61,6 +61,7 @@ class PollResult:
         base: The ``base`` of the position where the micro-batch ends.
         waiting: The entries.
         fixed: Where the micro-batch ends, whatever waits; None if the end depends on the entries.
+        is_full: Whether as many entries wait as one trigger may read.
     """
 
     start: PartitionOffset | None
@@ -68,6 +69,7 @@ class PollResult:
     base: int
     waiting: list[BatchDescriptor] = field(default_factory=list)
     fixed: PartitionOffset | None = None
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class PartitionStream:
         if waiting and waiting[0].sequence > begin:
             begin = base = waiting[0].sequence  # The consumer skipped a loss that is allowed.
         self._next = begin
-        return PollResult(start, begin, base, waiting)
+        return PollResult(start, begin, base, waiting, is_full=len(waiting) >= most)
 
     def end_offset(self, poll: PollResult, count: int) -> PartitionOffset:
         """Return the position after the first ``count`` waiting batches.

@@ -275,6 +275,30 @@ def rate_limit(
     return most
 
 
+def hold_at_least(
+    batches: Sequence[T],
+    least: int,
+    records: Callable[[Sequence[T]], Sequence[int]],
+    *,
+    chunk: int = 64,
+) -> bool:
+    """Return whether batches have at least ``least`` records together.
+
+    Args:
+        batches: The batches, in order.
+        least: The number of records.
+        records: Returns the record counts of batches. It makes requests, so it is called for
+            ``chunk`` batches at a time, and not for more batches than necessary.
+        chunk: Batches that are measured together.
+    """
+    found = 0
+    for begin in range(0, len(batches), chunk):
+        found += sum(records(batches[begin : begin + chunk]))
+        if found >= least:
+            return True
+    return False
+
+
 def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]:
     """Decide in which order a trigger takes batches from queues.
 

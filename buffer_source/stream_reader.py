@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # Spark's runner recognises a limit by the name and the field of its class.
 ReadAllAvailable = make_dataclass("ReadAllAvailable", [], frozen=True)
+ReadMinRows = make_dataclass("ReadMinRows", [("min_rows", int)], frozen=True)
 ReadMaxRows = make_dataclass("ReadMaxRows", [("max_rows", int)], frozen=True)
 ReadMaxFiles = make_dataclass("ReadMaxFiles", [("max_files", int)], frozen=True)
 ReadMaxBytes = make_dataclass("ReadMaxBytes", [("max_bytes", int)], frozen=True)
@@ -80,9 +81,9 @@ class BufferStreamReader(DataSourceStreamReader):
     def getDefaultReadLimit(self) -> Any:
         """Return Spark's name for the limit, which its progress shows; see latestOffset."""
         options = self._options
-        kinds = (ReadMaxFiles, ReadMaxBytes, ReadMaxRows)
-        limits = (options.max_batches, options.max_bytes, options.max_records)
-        given = (kind(most) for kind, most in zip(kinds, limits, strict=True) if most is not None)
+        kinds = (ReadMaxFiles, ReadMaxBytes, ReadMaxRows, ReadMinRows)
+        limits = (options.max_batches, options.max_bytes, options.max_records, options.min_records)
+        given = (kind(rows) for kind, rows in zip(kinds, limits, strict=True) if rows is not None)
         return next(given, ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -107,8 +108,7 @@ class BufferStreamReader(DataSourceStreamReader):
             if start is not None:
                 # Spark passes this only if no limit is set, or for Trigger.Once, without limits.
                 return self._latest(start, unlimited=type(limit).__name__ == "ReadAllAvailable")
-            limits = not isinstance(self.getDefaultReadLimit(), ReadAllAvailable)
-            if limits and not self._untold.is_used:
+            if self._options.has_limits and not self._untold.is_used:
                 log.warning(
                     "this Spark does not tell a Python source its trigger: with "
                     "Trigger.AvailableNow or Trigger.Once a run reads one micro-batch, not more "

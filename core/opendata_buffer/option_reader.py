@@ -72,8 +72,6 @@ INSTEAD = {
     "includeHeaders": "the column metadata has what was sent with each record: leave it out",
     "startingOffsetsByTimestamp": "use startingTimestamp, one time for all partitions",
     "endingOffsetsByTimestamp": "use endingTimestamp, one time for all partitions",
-    "minOffsetsPerTrigger": "a trigger reads what waits: use trigger(processingTime='1 minute')",
-    "maxTriggerDelay": "a trigger reads what waits: use trigger(processingTime='1 minute')",
     # Names of 0.1 and of other connectors.
     "maxRecordsPerTrigger": "use maxOffsetsPerTrigger",
     "maxFilesPerTrigger": "use maxBatchesPerTrigger",

@@ -36,6 +36,7 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
     assert options == SourceOptions(
         queue=replace(queue, store_options=store),
         starting_offsets="latest",
+        start_is_given=True,
         max_batches=7,
         max_bytes=1000,
         max_records=50,
@@ -58,6 +59,7 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
         ("maxBytesPerTrigger", "10m", "whole number of at least 1"),
         ("maxBatchesPerTrigger", "0", "whole number of at least 1"),
         ("maxOffsetsPerTrigger", "1e6", "whole number of at least 1"),
+        ("minOffsetsPerTrigger", "0", "whole number of at least 1"),
         ("minPartitions", "-4", "whole number of at least 1"),
         ("gcGracePeriodMs", "", "give it a value or leave it out"),
         ("dataPathPrefix", "/abs", "Use a relative name"),
@@ -108,6 +110,42 @@ def test_a_time_that_is_invalid_or_has_no_zone_is_refused(value: str) -> None:
 def test_a_start_time_and_a_start_position_cannot_be_combined() -> None:
     with pytest.raises(InvalidInput, match=r"startingTimestamp .* and startingOffsets are both"):
         parse(startingTimestamp="5", startingOffsets="earliest")
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_ms"),
+    [
+        ("90s", 90_000),
+        ("15m", 900_000),
+        ("15min", 900_000),
+        ("2 H", 7_200_000),
+        ("1d", 86_400_000),
+        ("500ms", 500),
+        ("2500", 2_500),
+        ("0", 0),
+    ],
+)
+def test_the_delay_of_a_trigger_is_written_as_in_spark(text: str, delay_ms: int) -> None:
+    assert parse(minOffsetsPerTrigger="5", maxTriggerDelay=text).max_delay_ms == delay_ms
+    assert parse().max_delay_ms == 900_000
+
+
+@pytest.mark.parametrize("text", ["soon", "-1s", "1.5m", "15 minutes", "1w", "m"])
+def test_an_invalid_delay_is_refused(text: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=f"maxTriggerDelay is '{text}': use a number with a unit"
+    ):
+        parse(minOffsetsPerTrigger="5", maxTriggerDelay=text)
+
+
+def test_a_delay_without_a_minimum_and_a_minimum_above_the_maximum_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="maxTriggerDelay is given and minOffsetsPerTrigger is"):
+        parse(maxTriggerDelay="1m")
+    wrong = parse(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4")
+    with pytest.raises(InvalidInput, match="minOffsetsPerTrigger is 5, more than maxOffsetsPerTri"):
+        wrong.check_stream()
+    parse(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5").check_stream()
+    parse(minOffsetsPerTrigger="5").check_stream()
 
 
 def test_a_query_that_acknowledges_nothing_cannot_create_a_queue() -> None:

@@ -126,6 +126,7 @@ def test_f25_a_missing_batch_can_be_skipped(tmp_path: Path, missing: int) -> Non
         ({"maxBatchesPerTrigger": "2"}, "ReadMaxFiles", {"max_files": 2}),
         ({"maxBytesPerTrigger": "2"}, "ReadMaxBytes", {"max_bytes": 2}),
         ({"maxOffsetsPerTrigger": "2"}, "ReadMaxRows", {"max_rows": 2}),
+        ({"minOffsetsPerTrigger": "2"}, "ReadMinRows", {"min_rows": 2}),
     ],
 )
 def test_the_default_limit_comes_from_the_options_in_spark_s_form(
