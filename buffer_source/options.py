@@ -214,6 +214,7 @@ class SourceOptions:
 
     queue: QueueConfig
     one_queue: bool = True  # False if the store may hold a topic instead.
+    is_partition: bool = False  # Whether these are the options of one partition of a topic.
     starting_offsets: Offsets = option("startingOffsets", EARLIEST, _position)
     starting_timestamp_ms: int | None = option(
         "startingTimestamp", None, _time_instead_of("startingOffsets")
@@ -339,6 +340,7 @@ class SourceOptions:
             self,
             queue=replace(self.queue, data_path_prefix=name, manifest_path=""),
             one_queue=True,
+            is_partition=True,
             create_if_missing=True,
             starting_offsets=_offset_of(name, self.starting_offsets, EARLIEST),
             ending_offsets=_offset_of(name, self.ending_offsets, LATEST),

@@ -26,7 +26,7 @@ from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.neighbours import check_manifest_path, missing_topic_hint
 from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing
-from opendata_buffer.queue.reader_admin import unknown_reader
+from opendata_buffer.queue.reader_admin import enable_readers, unknown_reader
 from opendata_buffer.queue.reader_positions import stored_position
 from opendata_buffer.queue.unaccounted import refusal
 from opendata_buffer.runtime import Runtime
@@ -519,6 +519,32 @@ def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None
     claim = check_owner(store, options.consumer, runtime=runtime)
     if claim is None or claim.watermark is None:
         raise _no_queue(options, store, Hint(Action.CREATE_IF_MISSING))
+
+
+@in_options()
+def create_log(options: SourceOptions, store: Store, runtime: Runtime) -> None:
+    """Create a missing queue as a log if the query reads by a name (createIfMissing).
+
+    An existing queue stays a queue: making it a log would lock its consumer out. An unwritten
+    partition stays one, too, because the other partitions of its topic may be queues.
+
+    Args:
+        options: The source's options, of one partition.
+        store: The opened store.
+        runtime: Clock and threads.
+
+    Raises:
+        QueueReset: The queue has lost its manifest.
+    """
+    if not (options.reader and options.create_if_missing) or options.is_partition:
+        return
+    if read_only(options, store, runtime).find() is None:
+        config = options.consumer
+        claim = claim_for_writing(
+            store, config, runtime=runtime, grace_ms=options.gc.grace_period_ms
+        )
+        log.info("%s in %s is created as a log", config.manifest_path, store.url)
+        enable_readers(store, config, claim, runtime)
 
 
 @in_options()

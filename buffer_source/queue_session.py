@@ -30,6 +30,7 @@ from buffer_source.partitions import (
     PartitionOffset,
     check_exists,
     claimed,
+    create_log,
     read_only,
     wanted_start,
 )
@@ -427,6 +428,8 @@ def open_session(
     """
     if queue_id or not options.create_if_missing:
         check_exists(options, store, runtime)
+    else:
+        retrying(create_log, options, store, runtime)
     claim = retrying(claimed, options, store, runtime)
     session = QueueSession(options, store, runtime, claim)
     session.open_at(start, queue_id, retrying)

@@ -20,6 +20,7 @@ from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
 from opendata_buffer.queue import reader_queue
+from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import reset_reader
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -27,6 +28,7 @@ from opendata_buffer.topic.topic import DRAIN_S, Topic, partition_config
 from tests.support.logs import DAY_MS, become_log
 from tests.unit.buffer_source.source_log import CONFIG, SourceLog
 from tests.unit.buffer_source.source_queue import (
+    SourceQueue,
     SourceTopic,
     batches_of,
     committed_before,
@@ -292,6 +294,43 @@ def test_a_micro_batch_without_a_limit_reads_only_a_part_of_a_long_log(
     assert everything(driver, end) == list(range(20, 90)), (
         "it stops at the end of the queue at its start"
     )
+
+
+def test_a_query_with_a_reader_creates_a_missing_queue_as_a_log(
+    runtime: ManualRuntime,
+) -> None:
+    queue = SourceQueue(runtime)
+    driver = queue.run(reader="billing", createIfMissing="true")
+    end, read = batch(driver, None)
+    assert read == []
+    queue.produce(2)
+    end, read = batch(driver, end)
+    assert read == [0, 1]
+    index = Log(queue.store, CONFIG, runtime).need(marked=True)
+    assert (index.readers, index.floor) == (("billing",), 0)
+    _, read = batch(queue.run(reader="search", createIfMissing="true"), None)
+    assert read == [0, 1]
+    with pytest.raises(InvalidInput, match="is a log with named readers"):
+        queue.run().latest_offset(None)
+
+
+def test_a_query_with_a_reader_does_not_turn_an_existing_queue_into_a_log(
+    runtime: ManualRuntime,
+) -> None:
+    """Its consumer would be fenced, and could not start again."""
+    queue = SourceQueue(runtime)
+    queue.produce(2)
+    with pytest.raises(InvalidInput, match="is not a log, and has no named readers"):
+        queue.run(reader="billing", createIfMissing="true").latest_offset(None)
+    assert batch(queue.run(), None)[1] == [0, 1]
+
+
+def test_a_query_with_a_reader_does_not_turn_unwritten_partitions_into_logs(
+    runtime: ManualRuntime,
+) -> None:
+    source = SourceTopic(runtime, 2)
+    with pytest.raises(InvalidInput, match="is not a log, and has no named readers"):
+        source.run(reader="billing", createIfMissing="true").latest_offset(None)
 
 
 @pytest.mark.parametrize(
