@@ -43,6 +43,19 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
+_OWN = ("opendata_buffer", "buffer_source", "buffer_sink", "pyspark_opendata_buffer")
+_PACKAGES = {"ulid": "python-ulid", "opentelemetry": "opentelemetry-api"}
+"""Packages whose name is not that of their module."""
+
+
+def _package_of(module: str | None) -> str:
+    """Return the package to install for a module that is missing."""
+    top = (module or "").partition(".")[0]
+    if top in _OWN:
+        return "opendata-buffer with all that it depends on"
+    return f"{_PACKAGES.get(top, top)}, which opendata-buffer depends on,"
+
+
 def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
     """Wrap a method so that its errors speak of the query.
 
@@ -56,10 +69,11 @@ def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
             return method(*args, **kwargs)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"{sys.executable} finds no module {error.name!r}. Spark plans a Python source in "
-                "the Python that PYSPARK_PYTHON names on the driver's machine, and runs it in the "
-                "one of each executor: both need opendata-buffer with all that it depends on. How "
-                "they get it: docs/how-to/on-a-cluster.md, 'Run it on a cluster'",
+                f"{sys.executable} finds no module {error.name!r}. Install "
+                f"{_package_of(error.name)} in this Python, and in that of each executor. Spark "
+                "plans a Python source in the Python that PYSPARK_DRIVER_PYTHON names, or else "
+                "PYSPARK_PYTHON; after register(spark) it is always PYSPARK_PYTHON. More: "
+                "docs/how-to/on-a-cluster.md, 'Run it on a cluster'",
                 name=error.name,
                 path=error.path,
             ) from error
@@ -69,6 +83,8 @@ def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
 
             if isinstance(error, OpenDataBufferError):
                 error.surface = Surface.SPARK
+                # Spark shows the traceback before the message, which is all that a user needs.
+                raise error.with_traceback(None) from None
             raise
 
     return checked

@@ -51,7 +51,7 @@ from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_pieces
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.hints import Action, Hint
-from opendata_buffer.option_reader import in_options
+from opendata_buffer.option_reader import briefly, in_options
 from opendata_buffer.queue.hints import queue_name
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import Put, Store, ZeroCopy
@@ -640,11 +640,13 @@ def _arrow_writer(name: str) -> Any:
 class BufferBatchWriter(_PlannedWriter, _arrow_writer("DataSourceArrowWriter")):  # type: ignore[misc]
     """Writes one DataFrame into a buffer: all of it becomes visible at once."""
 
+    @briefly
     @in_options()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
         return self._plan.upload(iterator, self._plan.transaction)
 
+    @briefly
     @in_options()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the uploads of all tasks visible, all of them or none."""
@@ -654,6 +656,7 @@ class BufferBatchWriter(_PlannedWriter, _arrow_writer("DataSourceArrowWriter")):
 class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWriter")):  # type: ignore[misc]
     """Writes micro-batches into a buffer, each exactly once."""
 
+    @briefly
     @in_options()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet.
@@ -679,6 +682,7 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
             )
         return self._plan.upload(iterator, Transaction(app, int(batch)))
 
+    @briefly
     @in_options()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Make the uploads of all tasks visible, all of them or none, exactly once.

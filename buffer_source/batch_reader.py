@@ -25,7 +25,7 @@ from opendata_buffer.consumer.read_only import committed_entries
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.hints import Action, Hint
-from opendata_buffer.option_reader import in_options
+from opendata_buffer.option_reader import briefly, in_options
 from opendata_buffer.queue.hints import removed_before
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.marker import held_batches, skipped_ranges
@@ -53,6 +53,7 @@ class BufferBatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @briefly
     @in_options()
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks of a batch read.

@@ -282,14 +282,17 @@ def hold_at_least(
     *,
     chunk: int = 64,
 ) -> bool:
-    """Return whether batches have at least ``least`` records together.
+    """Decide whether batches have enough records together.
 
     Args:
         batches: The batches, in order.
-        least: The number of records.
+        least: The number of records that is enough.
         records: Returns the record counts of batches. It makes requests, so it is called for
             ``chunk`` batches at a time, and not for more batches than necessary.
         chunk: Batches that are measured together.
+
+    Returns:
+        Whether they have at least ``least`` records.
     """
     found = 0
     for begin in range(0, len(batches), chunk):

@@ -30,7 +30,7 @@ from buffer_source.partitions import INITIAL, SourceOffset
 from buffer_source.schema import check_not_inferred, check_schema
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.hints import Action, Hint
-from opendata_buffer.option_reader import in_options
+from opendata_buffer.option_reader import briefly, in_options
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 
@@ -86,11 +86,13 @@ class BufferStreamReader(DataSourceStreamReader):
         given = (kind(rows) for kind, rows in zip(kinds, limits, strict=True) if rows is not None)
         return next(given, ReadAllAvailable())
 
+    @briefly
     def prepareForTriggerAvailableNow(self) -> None:
         """Read the batches that are queued now, and stop."""
         with _with_advice():
             self._stream().prepare_available_now()
 
+    @briefly
     def latestOffset(self, start: Json | None = None, limit: object = None) -> Json:
         """Decide where the next micro-batch ends.
 
@@ -122,11 +124,13 @@ class BufferStreamReader(DataSourceStreamReader):
         end = self._stream().latest_offset(offset, unlimited=unlimited)
         return start if end == offset else end.to_json()
 
+    @briefly
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return backlog and lag, for the query's progress."""
         with _with_advice():
             return self._stream().report()
 
+    @briefly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch; a replay gets the same ones."""
         with _with_advice():
@@ -147,6 +151,7 @@ class BufferStreamReader(DataSourceStreamReader):
 
         return read_partition(self._options, self._schema, partition)
 
+    @briefly
     def commit(self, end: dict[str, Any]) -> None:
         """Let the batches before ``end`` leave the queue."""
         with _with_advice():

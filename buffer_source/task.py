@@ -44,7 +44,7 @@ from opendata_buffer.errors import (
     PoisonBatch,
 )
 from opendata_buffer.formats import MIB
-from opendata_buffer.option_reader import in_options
+from opendata_buffer.option_reader import briefly, in_options
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.consumer_note import amend_consumer_info, read_consumer_info
 from opendata_buffer.runtime import Interval, Runtime, SystemRuntime
@@ -83,6 +83,7 @@ def record_query_id(config: QueueConfig, query: str, runtime: Runtime) -> None:
     runtime.spawn(record, "opendata-buffer-query-id")
 
 
+@briefly
 def read_partition(
     options: SourceOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:

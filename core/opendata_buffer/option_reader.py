@@ -14,12 +14,15 @@ text is read. The names that are accepted and the values of the fields follow fr
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from contextlib import contextmanager
 from dataclasses import field, fields
-from typing import Any, NamedTuple, TypeVar
+from functools import wraps
+from inspect import isgeneratorfunction
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from opendata_buffer.config import (
     DEFAULT_DATA_PATH_PREFIX,
@@ -30,6 +33,8 @@ from opendata_buffer.config import (
 )
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.hints import Surface
+
+log = logging.getLogger(__name__)
 
 _STORE_TEXTS = {
     "endpointUrl": "endpoint_url",
@@ -333,6 +338,48 @@ def in_options() -> Iterator[None]:
     except OpenDataBufferError as error:
         error.surface = Surface.SPARK
         raise
+
+
+P = ParamSpec("P")
+
+
+def briefly(method: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function that Spark calls, so that an error of the library is short.
+
+    Spark shows the whole traceback of an error before its message. For an error of the library, the
+    traceback is of no use to a user, because the message names the cause and the fix. So it goes to
+    the debug log, with the errors that led to this one.
+
+    Args:
+        method: The function, which may be a generator.
+
+    Returns:
+        The function. Its errors of the library have no traceback and no cause.
+    """
+
+    def brief(error: OpenDataBufferError) -> OpenDataBufferError:
+        log.debug("%s failed", method.__qualname__, exc_info=error)
+        return error.with_traceback(None)
+
+    if isgeneratorfunction(method):
+
+        @wraps(method)
+        def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
+            try:
+                yield from method(*args, **kwargs)
+            except OpenDataBufferError as error:
+                raise brief(error) from None
+
+        return cast(Callable[P, T], iterate)
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except OpenDataBufferError as error:
+            raise brief(error) from None
+
+    return call
 
 
 def storage_settings(reader: OptionReader) -> QueueConfig:

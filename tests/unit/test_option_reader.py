@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from opendata_buffer.option_reader import (
     OptionReader,
     accepted_options,
     boolean,
+    briefly,
     in_options,
     one_of,
     option,
@@ -194,6 +198,46 @@ def test_errors_of_the_library_speak_of_options_in_a_query() -> None:
         assert "manifest_path" in text or "role_arn" in text
         assert "_" not in str(raised.value)
     assert str(error) == "roleArn is 'x'"
+
+
+@pytest.mark.parametrize("kind", ["function", "generator"])
+def test_an_error_of_the_library_reaches_spark_without_its_traceback(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def deep(levels: int) -> None:
+        if levels:
+            deep(levels - 1)
+        try:
+            _ = 1 // 0
+        except ZeroDivisionError as error:
+            raise InvalidInput("it cannot be divided") from error
+
+    @briefly
+    def function() -> None:
+        deep(20)
+
+    @briefly
+    def generator() -> Iterator[int]:
+        yield 1
+        deep(20)
+
+    called = {"function": function, "generator": lambda: list(generator())}[kind]
+    with pytest.raises(InvalidInput) as raised, caplog.at_level(logging.DEBUG):
+        called()
+    shown = "".join(traceback.format_exception(raised.value)).splitlines()
+    assert len(shown) <= 8
+    assert shown[-1] == "opendata_buffer.errors.InvalidInput: it cannot be divided"
+    assert "ZeroDivisionError" in caplog.text, "the debug log has everything"
+
+
+def test_an_error_of_another_library_keeps_its_traceback() -> None:
+    @briefly
+    def function() -> None:
+        _ = 1 // 0
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        function()
+    assert "1 // 0" in "".join(traceback.format_exception(raised.value))
 
 
 def test_an_error_keeps_its_surface_on_the_way_from_a_task_to_the_driver() -> None:

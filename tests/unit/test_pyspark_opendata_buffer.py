@@ -91,5 +91,23 @@ def test_the_error_about_a_missing_module_names_the_python_without_it(
     with pytest.raises(ModuleNotFoundError) as raised:
         DefaultSource({"path": str(tmp_path)}).schema()
     text = str(raised.value)
-    assert text.startswith(f"{sys.executable} finds no module 'buffer_source.options'")
+    assert text.startswith(
+        f"{sys.executable} finds no module 'buffer_source.options'. Install opendata-buffer with"
+    )
+    assert "the Python that PYSPARK_DRIVER_PYTHON names, or else PYSPARK_PYTHON" in text
     assert "docs/how-to/on-a-cluster.md" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("pyarrow.lib", "pyarrow"), ("ulid", "python-ulid")]
+)
+def test_the_error_about_a_missing_dependency_names_the_package_to_install(
+    module: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(self: DefaultSource) -> Any:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(DefaultSource, "_given_options", missing)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        DefaultSource({"path": str(tmp_path)}).reader(StructType())
+    assert f"Install {package}, which opendata-buffer depends on, in this" in str(raised.value)

@@ -161,7 +161,7 @@ def test_a_partition_that_is_added_while_the_query_waits_is_read_with_the_others
 
 def test_a_loss_that_is_allowed_does_not_wait(queue: SourceQueue) -> None:
     queue.produce(3)
-    driver, start = started(queue, failOnDataLoss="false")
+    _, start = started(queue, failOnDataLoss="false")
     queue.recreate()
     queue.produce()
     end = queue.run(minOffsetsPerTrigger="10", failOnDataLoss="false").latest_offset(start)
