@@ -59,7 +59,8 @@ def main(spark: SparkSession, source: str, target: str, table: str, checkpoint: 
         .load(source)
     )
     query = (
-        records.writeStream.foreachBatch(both)
+        records.writeStream.queryName("orders")
+        .foreachBatch(both)
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()

@@ -56,7 +56,8 @@ def start(rows: DataFrame, queue: str, checkpoint: str, batch: str = "5 seconds"
         The running query.
     """
     return (
-        rows.writeStream.foreach(QueueWriter(queue))
+        rows.writeStream.queryName("real-time-orders")
+        .foreach(QueueWriter(queue))
         .outputMode("update")  # Real-time mode accepts no other mode.
         .option("checkpointLocation", checkpoint)
         .trigger(realTime=batch)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from opendata_buffer import Consumer, Producer, admin
 
 BUNDLE = Path(__file__).parents[2] / "examples" / "databricks"
 FILES = sorted(BUNDLE.rglob("*.yml"))
@@ -51,7 +54,7 @@ def test_the_wheel_is_built_within_the_bundle_where_job_and_pipeline_look_for_it
         for path in FILES
         for folder in re.findall(folders, path.read_text())
     ]
-    assert found == [built] * 3, "cluster, serverless job, and pipeline"
+    assert found == [built] * 4, "two tasks on a cluster, serverless job, and pipeline"
 
 
 def test_the_bundle_matches_the_schema_of_the_command_line() -> None:
@@ -69,15 +72,114 @@ def test_the_bundle_matches_the_schema_of_the_command_line() -> None:
         jsonschema.validate(wrong, schema)
 
 
+def job() -> dict[str, Any]:
+    found: dict[str, Any] = load(BUNDLE / "resources" / "load_orders.job.yml")["resources"]["jobs"]
+    return found["load_orders"]  # type: ignore[no-any-return]
+
+
+def pipeline() -> dict[str, Any]:
+    found = load(BUNDLE / "resources" / "orders.pipeline.yml")["resources"]["pipelines"]
+    return found["orders"]  # type: ignore[no-any-return]
+
+
+def arguments(task: dict[str, Any]) -> dict[str, str]:
+    """Return the arguments of a task's program."""
+    return dict(text.removeprefix("--").split("=", 1) for text in task["parameters"])
+
+
 def test_programs_accept_the_arguments_and_settings_of_the_bundle() -> None:
-    job = (BUNDLE / "resources" / "load_orders.job.yml").read_text()
-    program = (BUNDLE / "src" / "load_orders.py").read_text()
-    for flag in re.findall(r"- --([\w-]+)=", job):
-        assert f'"{flag}"' in program or f'"--{flag}"' in program, flag
-    pipeline = load(BUNDLE / "resources" / "orders.pipeline.yml")["resources"]["pipelines"]
-    settings = set(pipeline["orders"]["configuration"])
+    for task in job()["tasks"]:
+        path = BUNDLE / "resources" / task["spark_python_task"]["python_file"]
+        program = path.read_text()
+        for flag in arguments(task["spark_python_task"]):
+            assert f'"{flag}"' in program or f'"--{flag}"' in program, flag
+    settings = set(pipeline()["configuration"])
     read = re.findall(r'conf\.get\("([\w.]+)"', (BUNDLE / "src" / "orders_pipeline.py").read_text())
     assert set(read) == settings
+
+
+def test_job_and_pipeline_read_one_log_by_different_names() -> None:
+    variables = load(BUNDLE / "databricks.yml")["variables"]
+    load_task, check_task = (arguments(task["spark_python_task"]) for task in job()["tasks"])
+    settings = pipeline()["configuration"]
+    assert load_task["queue"] == check_task["queue"] == settings["orders.queue"] == "${var.queue}"
+    readers = [load_task["reader"], settings["orders.reader"]]
+    assert readers == ["${var.job_reader}", "${var.pipeline_reader}"]
+    assert variables["job_reader"]["default"] != variables["pipeline_reader"]["default"]
+    assert load_task["checkpoint"].startswith("/Volumes/")
+
+
+def test_all_variables_are_declared_and_used() -> None:
+    declared = set(load(BUNDLE / "databricks.yml")["variables"])
+    used = {
+        name for path in FILES for name in re.findall(r"\$\{var\.(\w+)\}", path.read_text("utf-8"))
+    }
+    assert used == declared
+    readme = (BUNDLE / "README.md").read_text("utf-8")
+    required = {
+        name
+        for name, variable in load(BUNDLE / "databricks.yml")["variables"].items()
+        if "default" not in variable
+    }
+    assert required == set(re.findall(r"--var (\w+)=[\w:/@.-]+(?: |\n)", readme))
+
+
+KEYS = {
+    "job": {
+        "name", "max_concurrent_runs", "timeout_seconds", "schedule", "trigger", "tasks", "health",
+        "email_notifications", "job_clusters", "environments", "queue", "notification_settings",
+    },
+    "task": {
+        "task_key", "max_retries", "min_retry_interval_millis", "timeout_seconds", "depends_on",
+        "retry_on_timeout", "run_if", "spark_python_task", "job_cluster_key", "environment_key",
+        "libraries", "notification_settings",
+    },
+    "email_notifications": {
+        "on_failure", "on_start", "on_success", "on_duration_warning_threshold_exceeded",
+        "on_streaming_backlog_exceeded", "no_alert_for_skipped_runs",
+    },
+    "pipeline": {
+        "name", "catalog", "schema", "serverless", "continuous", "configuration", "libraries",
+        "environment", "notifications",
+    },
+}  # fmt: skip
+"""Documented keys of Databricks' REST API, which the command line accepts, as far as used here."""
+
+
+def test_resources_have_no_other_keys_than_the_documented_ones() -> None:
+    """The command line only warns about a misspelled key, and deploys the rest."""
+    assert set(job()) <= KEYS["job"]
+    assert set(job()["email_notifications"]) <= KEYS["email_notifications"]
+    assert set(pipeline()) <= KEYS["pipeline"]
+    for target in load(BUNDLE / "databricks.yml")["targets"].values():
+        for changed in target["resources"]["jobs"].values():
+            assert set(changed) <= KEYS["job"]
+            assert all(set(task) <= KEYS["task"] for task in changed["tasks"])
+            assert [task["task_key"] for task in changed["tasks"]] == ["load", "check_lag"]
+    assert all(set(task) <= KEYS["task"] for task in job()["tasks"])
+    (rule,) = job()["health"]["rules"]
+    assert set(rule) == {"metric", "op", "value"}
+    alerts = {
+        "on-update-success", "on-update-failure", "on-update-fatal-failure", "on-flow-failure",
+    }  # fmt: skip
+    assert all(set(each["alerts"]) <= alerts for each in pipeline()["notifications"])
+
+
+def test_the_lag_alert_names_each_reader_that_is_behind(tmp_path: Path) -> None:
+    check_lag = runpy.run_path(str(BUNDLE / "src" / "check_lag.py"))
+    queue = str(tmp_path)
+    with Producer(queue) as producer:
+        producer.produce([b"x"]).result()
+    admin.enable_log(queue)
+    for name in ("load-orders", "orders-pipeline"):
+        with Consumer(queue, reader=name, start="earliest") as consumer:
+            batch = consumer.next_batch()
+            assert batch is not None
+            if name == "load-orders":
+                batch.ack()
+    (behind,) = check_lag["readers_behind"](queue, 0)
+    assert "reader orders-pipeline of ingest is 0 minutes behind: 1 batches wait" in behind
+    assert check_lag["readers_behind"](queue, 60) == []
 
 
 def test_the_pipeline_of_the_bundle_is_the_tested_one() -> None:

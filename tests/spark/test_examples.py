@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter
 
+from opendata_buffer import admin
 from opendata_buffer.stores.open import open_store
 from tests.spark.queues import drain, orders, produce, program, queued, records, written
 from tests.support.exporter import DATA, MANIFEST, export, there
@@ -27,14 +28,27 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_bundles_job_loads_each_order_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_bundles_job_loads_each_order_once_and_keeps_other_records(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     job = program(EXAMPLES / "databricks" / "src" / "load_orders.py")
     queue, checkpoint = str(tmp_path / "queue"), str(tmp_path / "checkpoint")
+
+    def load() -> None:
+        job.load(spark, queue, "loaded_orders", checkpoint)
+
+    load()  # before the first producer
     for first in (0, 10):
         produce(queue, [orders(range(first, first + 10))])
-        job.load(spark, queue, "loaded_orders", checkpoint)
-    rows = spark.table("loaded_orders").select("id", "amount").collect()
-    assert sorted((row.id, row.amount) for row in rows) == [(n, n * 10.0) for n in range(20)]
+        load()
+    produce(queue, [[b"no order"]])
+    load()
+    rows = spark.table("loaded_orders").collect()
+    loaded = sorted((row.id, row.amount) for row in rows if row._corrupt_record is None)
+    assert loaded == [(n, n * 10.0) for n in range(20)]
+    (other,) = (row for row in rows if row._corrupt_record is not None)
+    assert (other._corrupt_record, other.id) == ("no order", None)
+    assert [reader.name for reader in admin.list_readers(queue)] == ["load-orders"]
     spark.sql("DROP TABLE loaded_orders")
 
 
@@ -82,6 +96,38 @@ def test_a_query_is_profiled_as_its_page_says_after_the_source_is_registered(
         assert f"Profile of {name}" in printed
 
 
+def test_the_listener_exports_the_lag_of_a_query_and_alerts_when_it_fails(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    clients = pytest.importorskip("prometheus_client")
+    example = program(EXAMPLES / "query_listener.py")
+    registry, alerts = clients.CollectorRegistry(), list[str]()
+    listener = example.QueueListener(alerts.append, 0.0, registry)
+
+    def value(name: str) -> float | None:
+        found: float | None = registry.get_sample_value(f"buffer_query_{name}", {"query": "lags"})
+        return found
+
+    queue = tmp_path / "queue"
+    produce(str(queue), [orders(range(first, first + 5)) for first in (0, 5, 10)])
+    spark.streams.addListener(listener)
+    try:
+        stream = spark.readStream.format("opendata-buffer").option("maxBatchesPerTrigger", 1)
+        writer = stream.load(str(queue)).writeStream.format("noop").queryName("lags")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        eventually(lambda: value("records_total") == 15)
+        eventually(lambda: alerts[-1:] == ["query lags has caught up"])
+        assert (value("lag_seconds"), value("backlog_batches"), value("running")) == (0, 0, 1)
+        assert re.fullmatch(r"query lags is \d+ s behind: [12] batches wait", alerts[0])
+        (queue / "ingest" / "manifest").unlink()
+        with pytest.raises(StreamingQueryException):
+            query.awaitTermination(60)
+        eventually(lambda: value("running") == 0)
+    finally:
+        spark.streams.removeListener(listener)
+    assert "query lags has failed: opendata_buffer.errors.QueueReset: " in alerts[-1]
+
+
 @pytest.mark.skipif(
     pyspark.__version__ < "4.1", reason="this Spark has no table of the workers' logs"
 )
@@ -89,7 +135,7 @@ def test_a_query_is_debugged_as_its_page_says(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (EXAMPLES.parent / "docs/how-to/debug-a-query.md").read_text("utf-8")
-    progress, logs, _ = (
+    progress, logs, reason = (
         code.replace("s3://bucket/orders", str(tmp_path))
         for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     )
@@ -104,11 +150,15 @@ def test_a_query_is_debugged_as_its_page_says(
     query = source.writeStream.format("noop").start()
     try:
         query.processAllAvailable()
-        eventually(lambda: query.lastProgress and query.lastProgress.sources[0].latestOffset)
+        eventually(lambda: query.lastProgress)
         exec(progress, {"query": query})
+        assert capsys.readouterr().out == "0 0 5\n"
+        (tmp_path / "ingest" / "manifest").unlink()
+        exec(reason, {"query": query})
     finally:
         query.stop()
-    assert re.fullmatch(r"\d+ \d+", capsys.readouterr().out.strip())
+    printed = capsys.readouterr().out
+    assert re.fullmatch(r"opendata_buffer\.errors\.QueueReset: .*\n", printed)
 
 
 def test_foreach_batch_writes_each_order_once_to_table_and_queue(

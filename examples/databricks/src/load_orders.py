@@ -1,4 +1,4 @@
-"""A job that loads the queued batches into a table and then ends.
+"""A job that loads the waiting batches of a log into a table and then ends.
 
     python load_orders.py --queue /tmp/orders --table orders --checkpoint /tmp/checkpoint
 
@@ -13,23 +13,34 @@ from pyspark.sql import SparkSession
 
 from pyspark_opendata_buffer import register
 
+ORDER = "id BIGINT, amount DOUBLE, _corrupt_record STRING"
+"""The columns of an order. The last one has the text of a record that is not such an order."""
+
 
 def load(
-    spark: SparkSession, queue: str, table: str, checkpoint: str, credential: str | None = None
+    spark: SparkSession,
+    queue: str,
+    table: str,
+    checkpoint: str,
+    reader: str = "load-orders",
+    credential: str | None = None,
+    region: str | None = None,
 ) -> None:
-    """Append the queued orders to the table, each order once, even if a run is killed."""
+    """Append the waiting orders to the table, each order once, even if a run is killed."""
     register(spark)  # plans for all cores of the cluster
-    reader = spark.readStream.format("opendata-buffer").schema(
-        "value STRING, sequence BIGINT, index INT, ingestion_time TIMESTAMP"
-    )
-    if credential:
-        reader = reader.option("serviceCredential", credential)
-    orders = reader.load(queue).selectExpr(
-        "from_json(value, 'id BIGINT, amount DOUBLE') AS parsed", "sequence", "ingestion_time"
+    given = {"reader": reader, "serviceCredential": credential, "region": region}
+    orders = (
+        spark.readStream.format("opendata-buffer")
+        .schema("value STRING, sequence BIGINT, index INT, ingestion_time TIMESTAMP")
+        .options(**{name: value for name, value in given.items() if value})
+        .option("createIfMissing", "true")  # the first run may be before the first producer
+        .load(queue)
+        .selectExpr(f"from_json(value, '{ORDER}') AS parsed", "sequence", "ingestion_time")
     )
     query = (
-        orders.selectExpr("parsed.id", "parsed.amount", "sequence", "ingestion_time")
-        .writeStream.option("checkpointLocation", checkpoint)
+        orders.selectExpr("parsed.*", "sequence", "ingestion_time")
+        .writeStream.queryName("load-orders")
+        .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .toTable(table)
     )
@@ -41,10 +52,19 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     for name in ("queue", "table", "checkpoint"):
         arguments.add_argument(f"--{name}", required=True)
+    arguments.add_argument("--reader", default="load-orders")
     arguments.add_argument("--service-credential")
+    arguments.add_argument("--region")
     given = arguments.parse_args()
-    spark = SparkSession.builder.getOrCreate()
-    load(spark, given.queue, given.table, given.checkpoint, given.service_credential)
+    load(
+        SparkSession.builder.getOrCreate(),
+        given.queue,
+        given.table,
+        given.checkpoint,
+        given.reader,
+        given.service_credential,
+        given.region,
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A pipeline: orders from a queue into a streaming table, and the large ones into another queue.
+"""A pipeline: orders from a log into a streaming table, and the large ones into a queue.
 
 On Databricks resources/orders.pipeline.yml runs it, elsewhere ../../pipelines/spark-pipeline.yml.
 
-A queue has one consumer, so one flow reads it, and the others read the table. Both ends remember
-how far they are in the pipeline's storage: a run that was killed goes on, and no order is twice in
-the table or in the second queue.
+One flow reads the log by a name, and the others read the table. Both ends remember how far they are
+in the pipeline's storage: a run that was killed goes on, and no order is twice in the table or in
+the queue.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ spark = SparkSession.active()
 if spark.conf.get("orders.register", "") == "true":
     register(spark)
 
-# Set on Databricks only.
-CREDENTIAL = spark.conf.get("orders.service_credential", "")
-OPTIONS = {"serviceCredential": CREDENTIAL} if CREDENTIAL else {}
+# Set on Databricks only. Without a reader, the pipeline is the consumer of a queue.
+READER = spark.conf.get("orders.reader", "")
+GIVEN = {
+    "serviceCredential": spark.conf.get("orders.service_credential", ""),
+    "region": spark.conf.get("orders.region", ""),
+}
+OPTIONS = {name: value for name, value in GIVEN.items() if value}
+
+# The last column has the text of a record that is not an order.
+ORDER = "id BIGINT, amount DOUBLE, _corrupt_record STRING"
 
 dp.create_sink(
     "large_orders",
@@ -34,16 +41,16 @@ dp.create_sink(
 
 @dp.table
 def orders() -> DataFrame:
-    """Every order, as the queue has it."""
+    """Every order, as the log has it."""
     stream = (
         spark.readStream.format("opendata-buffer")
         .schema("value STRING, sequence BIGINT, index INT, ingestion_time TIMESTAMP")
-        .options(createIfMissing="true", **OPTIONS)
+        .options(createIfMissing="true", **({"reader": READER} if READER else {}), **OPTIONS)
         .load(str(spark.conf.get("orders.queue")))
     )
     return stream.selectExpr(
-        "from_json(value, 'id BIGINT, amount DOUBLE') AS parsed", "sequence", "ingestion_time"
-    ).selectExpr("parsed.id", "parsed.amount", "sequence", "ingestion_time")
+        f"from_json(value, '{ORDER}') AS parsed", "sequence", "ingestion_time"
+    ).selectExpr("parsed.*", "sequence", "ingestion_time")
 
 
 @dp.append_flow(target="large_orders")
