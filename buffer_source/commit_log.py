@@ -78,6 +78,10 @@ class CommitLog:
             return False
         return self._planned == 1 and now - self._start_since >= FIRST_BATCH_LOGGED_S
 
+    def idle_s(self, now: float) -> float:
+        """Return for how many seconds Spark has handed over the same offset."""
+        return now - self._start_since
+
     def committed(self, end: SourceOffset) -> None:
         """Note the call ``commit(end)``: ``end`` is in the commit log, whatever the tracking."""
         self._committed = end

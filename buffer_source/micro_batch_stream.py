@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.1
 """Minimum seconds between two polls of an idle queue."""
 
+NOTE_READ_S = 10.0
+"""Idle seconds after which a reader of a log notes how far it has read."""
+
 T = TypeVar("T")
 
 
@@ -131,6 +134,8 @@ class MicroBatchStream:
         drained = [stream.name for stream in self._streams.values() if stream.empty]
         self._partitions.remove_drained(drained)
         if start is not None and not moved:
+            if self._options.reader:
+                self._note_read(start)
             return start
         left = self._close_left({*starts}.difference(current, moved))
         return SourceOffset({name: ends[name] for name in sorted(ends) if name not in left})
@@ -313,6 +318,19 @@ class MicroBatchStream:
         if self._options.reader:
             is_new = any(stream.newly_registered for stream in self._streams.values())
             self._retrying(self._partitions.register_reader, is_new)
+
+    def _note_read(self, start: SourceOffset) -> None:
+        """Note in each log that this idle query has read everything, if it cannot acknowledge it.
+
+        Spark tells a source with the next micro-batch that the last one is in the commit log. A
+        reader of a log that waits for it would appear to be behind.
+        """
+        if self._log.idle_s(self._runtime.monotonic()) >= NOTE_READ_S:
+            in_parallel(
+                self._runtime,
+                lambda name: self._stream(name).note_read(start.partitions[name]),
+                [name for name in start.partitions if name not in self._left],
+            )
 
     def _rate_limit(self, polls: Mapping[str, PollResult], limits: ReadLimits) -> Mapping[str, int]:
         """Return how many of the batches that wait in each partition one trigger reads."""

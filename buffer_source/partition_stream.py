@@ -111,6 +111,7 @@ class PartitionStream:
         self._run_end = EVERYTHING  # With AvailableNow: the first sequence of a later run.
         self._next = 0  # Where the last answer ends.
         self._is_fresh = False  # Whether the last poll has read the manifest.
+        self._noted = 0  # How far the position of a log's reader says that the query has read.
         self.removed = 0
         """Batches that had left the queue before this query began with its oldest one."""
         self.acknowledged: PartitionOffset | None = None
@@ -239,6 +240,15 @@ class PartitionStream:
             sum(1 for sequence in missing if sequence >= begin),
             isolated.repeats,
         )
+
+    def note_read(self, start: PartitionOffset) -> None:
+        """Note that an idle query has read everything before ``start``, once for each position."""
+        session = self._session
+        if session is None or self._noted == start.next:
+            return
+        self._noted = start.next
+        if session.acknowledged < start.next == session.read_end:
+            session.note_read()
 
     @property
     def opened(self) -> bool:

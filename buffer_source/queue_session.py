@@ -310,6 +310,17 @@ class QueueSession:
         self._pending = self.pending(stable_end)
         return True
 
+    def note_read(self) -> None:
+        """Note in the position of a log's reader that the entries read so far were processed.
+
+        If the store does not answer, that is not an error: it is only for people and alerts.
+        """
+        if isinstance(self._reader, EntryConsumer):
+            try:
+                self._reader.note_read()
+            except (errors.TransientStorageError, errors.Conflict) as error:
+                log.info("it is not noted how far the query has read: %s", error)
+
     def close(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""
         self._reader.close()

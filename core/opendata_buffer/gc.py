@@ -552,7 +552,7 @@ class GarbageCollector:
             else:
                 held[name] = each.next
             labels = {**self._labels, "reader": name}
-            behind = view.starting_at(each.next)
+            behind = view.starting_at(each.waits_from)
             metrics.reader_lag.set(behind.entry_count, labels)
             metrics.reader_lag_seconds.set(behind.age_s(now_ms) or 0.0, labels)
             metrics.reader_expires_seconds.set(max(0, left_ms) / 1000, labels)

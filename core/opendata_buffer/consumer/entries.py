@@ -311,6 +311,17 @@ class EntryConsumer:
             self.check_open()
             self._delivery.ack_through(sequence)
 
+    def note_read(self) -> None:
+        """Note in the position of a log's reader that all entries handed out are read.
+
+        A program that acknowledges later, perhaps much later, does not appear to be behind then.
+        Does nothing for a queue.
+        """
+        with self.lock:
+            self.check_open()
+            if isinstance(self._queue, ReaderQueue):
+                self._queue.note_read(self._owned.cursors.next_hand_out, self.epoch)
+
     def flush(self) -> None:
         """Take everything acknowledged out of the manifest; see :meth:`.Consumer.flush`."""
         with self.lock:

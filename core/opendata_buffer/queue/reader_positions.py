@@ -7,9 +7,11 @@ reader has a name and reads at its own pace. How far it got is in an object of i
     {"version": 1, "queue": "01J5...", "next": 4711, "epoch": 3, "host": "worker-7",
      "process": 4711, "program": "Spark", "since_ms": 1767225600000, "moved_ms": 1767225700000}
 
-``next`` is the first sequence that the reader has not acknowledged. A consumer that starts under
-this name raises ``epoch``, which fences the previous consumer of the same name. Readers with other
-names do not notice, because they never write the same object.
+``next`` is the first sequence that the reader has not acknowledged. ``read`` is there if the
+consumer has read further and cannot acknowledge that yet, such as an idle Spark query; it only
+counts for the reader's lag. A consumer that starts under this name raises ``epoch``, which fences
+the previous consumer of the same name. Readers with other names do not notice, because they never
+write the same object.
 
 The index of the log lists the names of its readers, and holds the log start offset ("floor"): the
 collector raises it to the lowest position of all readers and deletes what lies before it. Index and
@@ -69,6 +71,8 @@ class ReaderPosition:
         program: The program, as operators know it.
         since_ms: When the consumer started, in milliseconds since the Unix epoch.
         moved_ms: When this object was last written, in milliseconds since the Unix epoch.
+        read: The first sequence that the consumer has not read, if it has noted that; else 0. It
+            keeps no batches, and a consumer that starts does not continue there.
         others: Fields of later releases.
     """
 
@@ -80,6 +84,7 @@ class ReaderPosition:
     program: str = ""
     since_ms: int = 0
     moved_ms: int = 0
+    read: int = 0
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
@@ -102,6 +107,11 @@ class ReaderPosition:
         """
         found = kind.decode(data)
         return found.into(cls, queue_id=found.text("queue"))
+
+    @property
+    def waits_from(self) -> int:
+        """The first sequence that the reader has not read, for its lag."""
+        return max(self.next, self.read)
 
     @property
     def is_missing(self) -> bool:

@@ -289,7 +289,7 @@ class ReaderQueue:
             # earlier one. On a store whose version is a hash of the bytes, a delayed
             # acknowledgement from before the seek would then be applied.
             moved_ms = max(self._runtime.now_ms(), found.moved_ms + 1)
-            return replace(found, next=sequence, moved_ms=moved_ms)
+            return replace(found, next=sequence, read=0, moved_ms=moved_ms)
 
         return self._write(decide)
 
@@ -359,7 +359,7 @@ class ReaderQueue:
                 self._program,
                 now_ms,
                 now_ms,
-                {} if before is None else before.others,
+                others={} if before is None else before.others,
             )
 
         return self._write(decide)
@@ -428,6 +428,28 @@ class ReaderQueue:
             return replace(moved, process=0) if ends else moved
 
         return self._write(decide)
+
+    def note_read(self, next_sequence: int, epoch: int) -> None:
+        """Note how far the consumer has read, so that it does not appear to be behind.
+
+        This acknowledges nothing. One small write.
+
+        Args:
+            next_sequence: The first sequence that it has not read.
+            epoch: The epoch of the caller.
+
+        Raises:
+            Fenced: Another consumer has claimed the reader.
+            QueueReset: The reader was deleted, or the queue was started over.
+            StorageError: The store did not answer, or refused the write.
+        """
+
+        def decide(before: ReaderPosition | None) -> ReaderPosition:
+            found = self._own(before)
+            self.check_epoch(found, epoch)
+            return replace(found, read=next_sequence, moved_ms=self._runtime.now_ms())
+
+        self._write(decide)
 
     def check_epoch(self, now: LogView | Manifest | ReaderPosition, epoch: int) -> None:
         """Check that the position has an epoch.

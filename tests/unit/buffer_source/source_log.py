@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from opendata_buffer.admin.target import Target
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
@@ -12,7 +13,7 @@ from opendata_buffer.messages import ACK_TXN, build_uuid
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_view import LogView
-from opendata_buffer.queue.reader_positions import position_object
+from opendata_buffer.queue.reader_positions import ReaderPosition, position_object
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.logs import become_log, open_view
 from tests.unit.buffer_source.source_queue import SourceQueue
@@ -56,10 +57,19 @@ class SourceLog(SourceQueue):
         assert 0 < first <= self.index().end
         return first
 
+    @property
+    def target(self) -> Target:
+        """The log as commands see it."""
+        return Target(self.store, CONFIG, self.runtime)
+
+    def position(self, reader: str) -> ReaderPosition:
+        found = position_object(Log(self.store, CONFIG, self.runtime), reader).read()
+        assert isinstance(found, ReaderPosition)
+        return found
+
     def at(self, reader: str) -> int:
         """Return the position of a reader."""
-        found = position_object(Log(self.store, CONFIG, self.runtime), reader).read()
-        return found.next  # type: ignore[union-attr]
+        return self.position(reader).next
 
     def lift_floor(self, floor: int) -> None:
         """Raise the floor, as a collector does."""

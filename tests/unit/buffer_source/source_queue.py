@@ -16,7 +16,7 @@ from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob, Listing, read_bytes
+from opendata_buffer.stores.base import Blob, Listing, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic, partition_config
@@ -30,6 +30,7 @@ class WatchedStore(MemoryStore):
         self.gets: list[tuple[str, Blob | None]] = []
         self.lists: list[str] = []
         self.listed = 0
+        self.puts = 0
         self._faults: dict[str, tuple[str, list[StorageError]]] = {}
 
     def fail(
@@ -47,6 +48,10 @@ class WatchedStore(MemoryStore):
         self._begin("get", key)
         self.gets.append((key, super().get(key, **how)))
         return self.gets[-1][1]
+
+    def put_if(self, key: str, data: bytes, version: str | None) -> PutOutcome:
+        self.puts += 1
+        return super().put_if(key, data, version)
 
     def list(self, prefix: str, **how: Any) -> Listing:
         self._begin("list", prefix)

@@ -9,10 +9,11 @@ import pytest
 
 from buffer_source import micro_batch_stream, queue_session
 from buffer_source.batch_reader import select
-from buffer_source.micro_batch_stream import MicroBatchStream
+from buffer_source.micro_batch_stream import NOTE_READ_S, MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset, view_of, wanted_start
 from buffer_source.stream_reader import _with_advice
+from opendata_buffer.admin.readers import readers_of
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer import read_only
 from opendata_buffer.consumer.isolation import Repeats
@@ -331,6 +332,47 @@ def test_a_query_with_a_reader_does_not_turn_unwritten_partitions_into_logs(
     source = SourceTopic(runtime, 2)
     with pytest.raises(InvalidInput, match="is not a log, and has no named readers"):
         source.run(reader="billing", createIfMissing="true").latest_offset(None)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_an_idle_query_does_not_appear_to_be_behind(source: SourceLog, micro_batches: int) -> None:
+    """It cannot acknowledge one of its first two micro-batches before more data comes."""
+    source.each(5 * micro_batches)
+    driver = source.run(reader="billing", maxBatchesPerTrigger="5")
+    end = None
+    for _ in range(micro_batches):
+        end, read = batch(driver, end)
+        assert len(read) == 5
+    (waiting,) = readers_of(source.target, source.view())
+    assert (waiting.lag, waiting.next_sequence) == (5, 5 * micro_batches - 5)
+    for _ in range(3):
+        assert driver.latest_offset(end) == end
+        source.runtime.advance(NOTE_READ_S)
+    writes = source.store.puts
+    for _ in range(10):
+        assert driver.latest_offset(end) == end
+    assert source.store.puts == writes, "it is noted once"
+    (idle,) = readers_of(source.target, source.view())
+    assert (idle.lag, idle.oldest_unread_seconds) == (0, None)
+    assert idle.next_sequence == 5 * micro_batches - 5, "nothing is acknowledged"
+    source.each(2)
+    (behind,) = readers_of(source.target, source.view())
+    assert behind.lag == 2
+    again = source.run(reader="billing")
+    assert [each.sequence for each in batches_of(again, None, end)][-1:] == [5 * micro_batches - 1]
+    (restarted,) = readers_of(source.target, source.view())
+    assert restarted.lag >= 7, "a query that starts has read nothing yet"
+
+
+def test_a_busy_query_does_not_note_how_far_it_has_read(source: SourceLog) -> None:
+    source.each(20)
+    driver = source.run(reader="billing", maxBatchesPerTrigger="1")
+    end = None
+    for _ in range(20):
+        end, read = batch(driver, end)
+        assert len(read) == 1
+        source.runtime.advance(NOTE_READ_S)
+    assert source.position("billing").read == 0
 
 
 @pytest.mark.parametrize(
