@@ -144,6 +144,105 @@ example.foreach_batch_writer = queue_writer
 example.main(spark, *places)
 rows = spark.read.format("delta").load(places[2]).collect()
 result["example"] = sorted([row.id, row.amount] for row in rows)
+# A table and what waits in the log after it, read together at any step of the loader.
+import random, threading
+from buffer_source import fresh
+from opendata_buffer import Producer, TopicProducer, admin
+from opendata_buffer.topic.topic import Topic
+
+class Loader:
+    def __init__(self, name, seed, partitions):
+        self.dice = random.Random(seed)
+        self.log, self.path = f"{home}/log-{name}", f"{home}/table-{name}"
+        self.table, self.checkpoint = f"delta.`{self.path}`", f"{home}/checkpoint-{name}"
+        self.keys = ["sequence"] if partitions is None else ["partition", "sequence"]
+        columns = "value STRING, sequence BIGINT" + (", partition STRING" if partitions else "")
+        spark.sql(f"CREATE TABLE {self.table} ({columns}) USING delta")
+        if partitions:
+            Topic.create(self.log, partitions)
+        self.kind = TopicProducer if partitions else Producer
+        self.produced, self.reads, self.crash = [], 0, None
+        self.produce()
+        admin.enable_log(self.log)
+        self.load(None)
+
+    def produce(self):
+        with self.kind(self.log) as producer:
+            for _ in range(1 + self.dice.randrange(4)):
+                values = [f"{len(self.produced) + n}" for n in range(1 + self.dice.randrange(3))]
+                producer.produce([each.encode() for each in values]).result()
+                self.produced += values
+
+    def prepare(self, rows):
+        chosen = rows.selectExpr("CAST(value AS STRING) AS value", *self.keys)
+        return chosen.where("CAST(value AS INT) % 5 != 0")
+
+    def append(self, batch, batch_id):
+        if self.crash == "before":
+            raise RuntimeError("before the write")
+        writer = self.prepare(batch).write.format("delta").mode("append")
+        writer.option("txnAppId", "loader").option("txnVersion", str(batch_id)).save(self.path)
+        if self.crash == "after":
+            self.check()
+            raise RuntimeError("after the write")
+
+    def start(self, **trigger):
+        stream = spark.readStream.format("opendata-buffer").schema(self.schema())
+        stream = stream.option("reader", "loader").option("maxBatchesPerTrigger", 2).load(self.log)
+        writer = stream.writeStream.foreachBatch(self.append).trigger(**trigger)
+        return writer.option("checkpointLocation", self.checkpoint).start()
+
+    def schema(self):
+        return "value STRING, sequence BIGINT, partition STRING"
+
+    def load(self, crash):
+        self.crash = crash
+        query = self.start(availableNow=True)
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            assert crash, error
+        self.crash = None
+
+    def values(self):
+        found = fresh(spark, self.table, self.log, "loader", self.prepare, schema=self.schema())
+        return sorted(int(row.value) for row in found.collect())
+
+    def check(self):
+        wanted = [n for n in range(len(self.produced)) if n % 5]
+        assert self.values() == wanted, (self.values(), wanted)
+        self.reads += 1
+
+    def step(self):
+        step = self.dice.choice(["produce", "load", "before", "after", "read"])
+        if step == "produce":
+            self.produce()
+        elif step != "read":
+            self.load(None if step == "load" else step)
+        self.check()
+        return step
+
+result["fresh"] = {}
+for name, seed, partitions in (("queue", 1, None), ("topic", 2, 3)):
+    loader = Loader(name, seed, partitions)
+    steps = [loader.step() for _ in range(14)]
+    stored = spark.read.format("delta").load(loader.path).count()
+    result["fresh"][name] = {"steps": steps, "reads": loader.reads, "stored": stored}
+
+# The same while the loader runs and a producer goes on: each row once, and none is missing.
+query = loader.start(processingTime="0 seconds")
+seen = []
+for _ in range(8):
+    before = [n for n in range(len(loader.produced)) if n % 5]
+    thread = threading.Thread(target=loader.produce)
+    thread.start()
+    found = loader.values()
+    thread.join()
+    after = [n for n in range(len(loader.produced)) if n % 5]
+    assert len(set(found)) == len(found) and set(before) <= set(found) <= set(after), found
+    seen.append(len(found) - spark.read.format("delta").load(loader.path).count())
+query.stop()
+result["fresh"]["running"] = seen
 print(json.dumps(result))
 spark.stop()
 """
@@ -226,3 +325,15 @@ def test_the_example_of_two_targets_writes_a_repeated_batch_once_to_both(
     large = [json.loads(record)["id"] for record in records(drain(result["home"] + "/large"))]
     assert sorted(large) == list(range(10, 20))
     assert queued(result["home"] + "/orders") == []
+
+
+def test_a_table_and_the_log_after_it_have_each_row_once_at_any_step(
+    result: dict[str, Any],
+) -> None:
+    """The script compares the rows with what was produced, after each step and in crashes."""
+    for kind in ("queue", "topic"):
+        found = result["fresh"][kind]
+        assert {"produce", "load", "before", "after"} <= {*found["steps"]}
+        assert found["reads"] > len(found["steps"]), "it also reads between two writes"
+        assert found["stored"] > 0
+    assert len(result["fresh"]["running"]) == 8

@@ -204,6 +204,35 @@ def test_a_given_sequence_that_the_collector_deletes_meanwhile_is_a_loss(
         driver.latest_offset(None)
 
 
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({}, []),
+        ({"startingOffsets": "earliest"}, ["a0", "a1", "a2", "b0", "b1"]),
+        ({"startingOffsets": '{"0": 2}'}, ["a2", "b0", "b1"]),
+        ({"startingOffsets": '{"0": 3, "1": 1}'}, ["b1"]),
+        ({"startingOffsets": "latest"}, []),
+        ({"startingTimestamp": "0"}, ["a0", "a1", "a2", "b0", "b1"]),
+    ],
+)
+def test_a_given_start_wins_over_the_positions_of_the_reader_in_a_topic(
+    runtime: ManualRuntime, given: dict[str, str], read: list[str]
+) -> None:
+    source = SourceTopic(runtime, 2)
+    first, second = source.topic.description.names
+    for name in (first, second):
+        become_log(source.store, Topic.config_of(name, CONFIG), runtime)
+    source.append(first, b"a0", b"a1", b"a2")
+    source.append(second, b"b0", b"b1")
+    driver = source.run(reader="billing")
+    end = committed_before(driver, None)
+    assert len(batches_of(driver, None, end)) == 5
+    driver.commit(end)
+    again = source.run(reader="billing", **given)
+    end = committed_before(again, None)
+    assert sorted(value.decode() for value in values_of(again, None, end)) == read
+
+
 def test_a_replay_of_the_first_micro_batch_after_a_reset_reads_the_same_batches(
     source: SourceLog,
 ) -> None:
