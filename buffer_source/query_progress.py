@@ -1,13 +1,13 @@
 """Values from the progress of a streaming query: lag, backlog, records and bytes.
 
-Spark shows no metrics of Python sources. What this source reports is in the query's progress, as
-JSON within JSON. :func:`progress` reads it::
+Spark shows no metrics of Python sources. This source reports lag and backlog in the query's
+progress, as JSON within JSON. :func:`progress` reads them::
 
     found = progress(query)
     if found is not None and found.lag_ms > 60_000:
         print(found.name, "is behind by", found.backlog_batches, "batches")
 
-It takes a query, or what a ``StreamingQueryListener`` gets, and makes no request.
+It takes a query or an event of a ``StreamingQueryListener``, and makes no request.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def progress(query: Any) -> QueryProgress | None:
         The values; None if the query has made no progress yet, or reads no source of this format.
 
     Raises:
-        InvalidInput: The argument is none of these.
+        InvalidInput: The argument is something else.
     """
     found = getattr(query, "lastProgress", query)
     if found is None:

@@ -1,8 +1,8 @@
 """Say which field of a malformed record does not fit, for errors and logs.
 
 Arrow's readers reject a text in their own words, such as ``Column(/n) changed from string to
-number``. :func:`explain_json` finds the field by reading it again alone, and says what the schema
-wants and what the record has::
+number``. :func:`explain_json` finds the field by reading it again alone, and names the type in the
+schema and the value in the record::
 
     field 'address.zip' must be STRING, and is the number 8001
 
@@ -106,7 +106,7 @@ def misfit_of(field: pa.Field, text: str) -> str:
 
 
 def _misfit(path: str, value: Any, dtype: pa.DataType, fits: Fits) -> str | None:
-    """Return what does not fit in a value, as deep inside of it as possible."""
+    """Return the innermost part of a value that does not fit."""
     if fits(value, dtype):
         return None
     inner: list[tuple[str, Any, pa.DataType]] = []

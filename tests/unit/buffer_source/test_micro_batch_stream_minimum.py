@@ -25,7 +25,7 @@ def queue(runtime: ManualRuntime) -> SourceQueue:
 def started(
     queue: SourceQueue, minimum: int = 10, **options: str
 ) -> tuple[MicroBatchStream, SourceOffset]:
-    """Start a query, and let it read what waits: its first micro-batch does not wait."""
+    """Start a query and run its first micro-batch, which does not wait."""
     driver = queue.run(minOffsetsPerTrigger=str(minimum), **options)
     return driver, committed_before(driver, None)
 
@@ -44,7 +44,7 @@ def test_a_micro_batch_waits_until_enough_records_have_come(queue: SourceQueue) 
     assert reads(driver, start) == 0
     queue.produce(records=[b"x"] * 5)
     assert reads(driver, start) == 0
-    assert report_of(driver)["backlogBatches"] == 2, "what waits is a backlog"
+    assert report_of(driver)["backlogBatches"] == 2, "batches that wait are a backlog"
     queue.produce(records=[b"x"])
     assert reads(driver, start) == 3
 
