@@ -114,7 +114,8 @@ def start(
         .withColumnRenamed("origin", "airport")
     )
     return (
-        flights.writeStream.foreachBatch(write)
+        flights.writeStream.queryName("flights")
+        .foreachBatch(write)
         .option("checkpointLocation", str(places.checkpoint))
         .start()
     )

@@ -74,6 +74,19 @@ def id_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def test_every_query_that_is_shown_has_a_name() -> None:
+    """Without a name, Spark's UI and a listener cannot tell queries apart."""
+    programs = {id_of(page): "\n".join(blocks(page, "python")) for page in PAGES}
+    for folder in ("examples", "notebooks"):
+        programs |= {id_of(path): path.read_text("utf-8") for path in (ROOT / folder).rglob("*.py")}
+    shown = {name: code for name, code in programs.items() if ".writeStream" in code}
+    assert len(shown) >= 8
+    nameless = {
+        name for name, code in shown.items() if code.count(".writeStream") > code.count("queryName")
+    }
+    assert nameless == set()
+
+
 # ---- options, errors, metrics
 
 
