@@ -135,7 +135,7 @@ def test_a_query_is_debugged_as_its_page_says(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (EXAMPLES.parent / "docs/how-to/debug-a-query.md").read_text("utf-8")
-    progress, logs, reason = (
+    progress, logs = (
         code.replace("s3://bucket/orders", str(tmp_path))
         for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     )
@@ -154,11 +154,12 @@ def test_a_query_is_debugged_as_its_page_says(
         exec(progress, {"query": query})
         assert capsys.readouterr().out == "0 0 5\n"
         (tmp_path / "ingest" / "manifest").unlink()
-        exec(reason, {"query": query})
+        with pytest.raises(StreamingQueryException) as failed:
+            query.awaitTermination(60)
     finally:
         query.stop()
-    printed = capsys.readouterr().out
-    assert re.fullmatch(r"opendata_buffer\.errors\.QueueReset: .*\n", printed)
+    reason = program(EXAMPLES / "query_listener.py").reason(str(failed.value))
+    assert reason.startswith("opendata_buffer.errors.QueueReset: ")
 
 
 def test_foreach_batch_writes_each_order_once_to_table_and_queue(
