@@ -221,7 +221,7 @@ def test_a_given_start_wins_over_the_positions_of_the_reader_in_a_topic(
     source = SourceTopic(runtime, 2)
     first, second = source.topic.description.names
     for name in (first, second):
-        become_log(source.store, Topic.config_of(name, CONFIG), runtime)
+        become_log(source.store, partition_config(name, CONFIG), runtime)
     source.append(first, b"a0", b"a1", b"a2")
     source.append(second, b"b0", b"b1")
     driver = source.run(reader="billing")
