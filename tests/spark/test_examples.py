@@ -135,7 +135,7 @@ def test_a_query_is_debugged_as_its_page_says(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (EXAMPLES.parent / "docs/how-to/debug-a-query.md").read_text("utf-8")
-    progress, logs = (
+    progress, logs, _ = (
         code.replace("s3://bucket/orders", str(tmp_path))
         for code in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     )
