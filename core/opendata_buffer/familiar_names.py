@@ -276,7 +276,8 @@ OF_PUBLISHERS = OF_PRODUCERS | _table(
      "publish_committed(records)"),
     ("begin_transaction init_transactions begin", "use 'with publisher.transaction() as txn'"),
     ("commit_transaction", "use commit(), or the end of 'with publisher.transaction()'"),
-    ("abort_transaction rollback", "use abort(), or raise in 'with publisher.transaction()'"),
+    ("abort_transaction rollback roll_back",
+     "use abort(), or raise in 'with publisher.transaction()'"),
     ("send_offsets_to_transaction ack", "use txn.ack(batch)"),
     ("flush", "use the handles of the calls, or commit()"),
 )  # fmt: skip
@@ -330,7 +331,9 @@ OF_RECORDS = _table(
 )
 
 OF_HANDLES = _table(
-    ("get wait join value", "use result(timeout=5), or await the handle"),
+    # The RFC's names, which 0.1 had, too: watcher, await_durable.
+    ("get wait join value watcher await_durable", "use result(timeout=5), or await the handle"),
+    ("is_set", "use done()"),
     (
         "add_callback add_errback on_done then",
         "use add_done_callback(function), or produce(records, on_delivery=function)",
@@ -389,5 +392,12 @@ OF_PACKAGE = _table(
      "use opendata_buffer.admin"),
     ("TransactionalProducer Transactional", "use Publisher"),
     ("KafkaException KafkaError Error BufferError Exception", "use OpenDataBufferError"),
+    # Names of 0.1.
+    ("DurabilityWatcher", "use WriteHandle"),
+    ("TopicWatcher", "use TopicHandle"),
+    ("TopicBatch", "use ConsumedBatch"),
+    ("TopicArrowBatch", "use ArrowBatch"),
+    ("PartitionPosition", "use Position"),
+    ("RawBatch", "use ConsumedBatch or ArrowBatch"),
 )  # fmt: skip
 """Names in the package."""

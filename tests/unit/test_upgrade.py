@@ -99,6 +99,38 @@ def test_methods_in_the_first_column_are_gone_and_those_in_the_second_exist() ->
         assert name in page
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("DurabilityWatcher", "WriteHandle"),
+        ("TopicWatcher", "TopicHandle"),
+        ("TopicBatch", "ConsumedBatch"),
+        ("TopicArrowBatch", "ArrowBatch"),
+        ("PartitionPosition", "Position"),
+        ("RawBatch", "ConsumedBatch or ArrowBatch"),
+    ],
+)
+def test_a_former_class_is_refused_with_the_one_that_took_its_place(old: str, new: str) -> None:
+    with pytest.raises(AttributeError, match=f"'{old}': use {new}"):
+        getattr(opendata_buffer, old)
+    assert old in section(UPGRADE, "Python")
+
+
+def test_a_former_method_is_refused_with_the_one_that_took_its_place() -> None:
+    with Producer("memory://up") as producer:
+        handle = producer.produce([b"a"])
+        handle.result()
+        for name in ("watcher", "await_durable"):
+            with pytest.raises(
+                AttributeError, match=r"use result\(timeout=5\), or await the handle"
+            ):
+                getattr(handle, name)
+        with pytest.raises(AttributeError, match=r"use done\(\)"):
+            handle.is_set  # type: ignore[attr-defined]  # noqa: B018
+    with Publisher("memory://up") as publisher, pytest.raises(AttributeError, match=r"use abort\("):
+        publisher.roll_back()  # type: ignore[attr-defined]
+
+
 def command(words: str) -> click.Command | None:
     found: click.Command | None = cli
     for word in words.split():
