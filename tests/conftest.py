@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -46,6 +47,51 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, max_examples=500, print_blob=True, suppress_health_check=_slow
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+FULL = (
+    "databricks",  # processes with the Python of Databricks
+    "demo",  # a browser
+    "examples",  # processes, some of which are killed
+    "monitoring",  # Prometheus
+    "process/test_broker.py",  # processes that are killed
+    "process/test_broker_kills.py",
+    "process/test_kill9.py",
+    "referees",  # histories of processes
+    "site",  # a browser
+    "spark/chaos",  # drivers and workers that are killed
+    "spark/test_benchmarks.py",
+    "spark/test_cluster.py",  # more than one JVM
+    "spark/test_connect.py",
+    "spark/test_delta.py",
+    "spark/test_demo.py",
+    "spark/test_examples.py",
+    "spark/test_notebook.py",
+    "spark/test_pipelines.py",
+    "spark/test_stores.py",
+)
+"""Files and folders whose tests all have the marker ``full``. See CONTRIBUTING.md.
+
+A test elsewhere gets it by ``@pytest.mark.full`` if it takes seconds, and a file by ``pytestmark``.
+"""
+
+HERE = Path(__file__).parent
+
+
+def is_always_full(path: str) -> bool:
+    """Return whether all tests of a file have the marker ``full``.
+
+    Args:
+        path: The path of the file below this folder.
+    """
+    return any(path == place or path.startswith(f"{place}/") for place in FULL)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses tests by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_always_full(str(item.path.relative_to(HERE))):
+            item.add_marker(pytest.mark.full)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -26,7 +26,8 @@ def why_not(version: str) -> str | None:
     if sys.version_info < PYTHON:
         return f"Databricks {version} needs Python 3.12 or later"
     if not (FOLDER / version).exists():
-        return f"databricks-connect {version} is not installed: ./run setup, with a package index"
+        needed = "./run setup --full, with a package index"
+        return f"databricks-connect {version} is not installed: {needed}"
     return None
 
 

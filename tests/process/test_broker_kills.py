@@ -36,8 +36,6 @@ from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.open import open_store
 from tests.unit.broker.local import eventually
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = Path(__file__).parent / "broker_member.py"
 NIGHT = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) >= 100
 PRODUCERS = 16 if NIGHT else 6

@@ -13,8 +13,6 @@ import pytest
 from tests.support.killed import FOREVER, KILLS, Worker, Writer
 from tests.support.worker_produce import RECORDS_EACH, values
 
-pytestmark = pytest.mark.slow
-
 MOST_BETWEEN = 20
 """Transactions to wait for before the next kill, at most."""
 

@@ -26,7 +26,6 @@ def own_segments(monkeypatch):
         monkeypatch.setattr(Log, name, getattr(Log, name))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "where"),
     [

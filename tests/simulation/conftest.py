@@ -4,7 +4,7 @@
 * ``OPENDATA_BUFFER_SEED=123`` runs one seed again.
 * By default the delivery scenario runs 24 seeds. Each other scenario runs a share of them:
   ``SHARE`` of its module, or the argument of ``pytest.mark.seeds``, which can also set the default
-  number. Together they take two minutes.
+  number. ``./run test`` runs a quarter of them, and ``./run test --full`` the others.
 * ``./run test --nightly`` runs 2,000.
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,19 @@ def seeds(share: float, default: int | None = None) -> range:
     return range(start, start + max(1, round((int(end) - start) * share)))
 
 
+def divided(parameters: Sequence[Any]) -> list[Any]:
+    """Mark three of every four parameters ``full``."""
+    return [
+        pytest.param(value, marks=pytest.mark.full) if index % 4 else value
+        for index, value in enumerate(parameters)
+    ]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("seeds")
         given = mark.args if mark else (getattr(metafunc.module, "SHARE", 1.0),)
-        metafunc.parametrize("seed", seeds(*given))
+        metafunc.parametrize("seed", divided(seeds(*given)))
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ def test_workers_that_are_fenced_leave_nothing_behind(seed: int) -> None:
     assert len(cluster.durable) > 50
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.seeds(0.005)
 def test_ten_producers_and_four_workers_lose_nothing(seed: int) -> None:
     """Takes up to a minute of processor time per seed, as the next test does."""
@@ -40,7 +40,7 @@ def test_ten_producers_and_four_workers_lose_nothing(seed: int) -> None:
     assert sum(cluster.happened.values()) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.seeds(0.005)
 def test_a_hundred_producers_and_twenty_workers_lose_nothing(seed: int) -> None:
     # Three seconds unless it is night, because records take most of the time, not processes.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.combinations import refuse, replay, simulate
-from tests.simulation.conftest import SEED, SEEDS, seeds
+from tests.simulation.conftest import SEED, SEEDS, divided, seeds
 from tests.simulation.coverage import PATH, is_current
 from tests.simulation.features import pairs, refusal_of, triples
 from tests.support.simulation import SimulationFailed
@@ -47,7 +47,7 @@ def seeds_of(pair: tuple[str, ...]) -> list[int]:
     return [SIMULATED.index(pair)]
 
 
-@pytest.mark.parametrize("pair", SIMULATED, ids=" + ".join)
+@pytest.mark.parametrize("pair", divided(SIMULATED), ids=" + ".join)
 def test_a_pair_of_features_keeps_every_promise(pair: tuple[str, str]) -> None:
     for seed in seeds_of(pair):
         check_history(seed, pair)

@@ -30,8 +30,6 @@ from tests.spark.jvm import java_options, starting
 from tests.spark.queues import produce, queued, records, written
 from tests.support.s3_server import Request, S3Server
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 SITE = Path(pytest.__file__).parents[1]
 SPARK_HOME = SITE / "pyspark"

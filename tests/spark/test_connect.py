@@ -128,7 +128,6 @@ def got(home: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 def test_the_source_works_in_streams_batch_reads_and_foreach_batch(
     home: Path, got: dict[str, Any]
 ) -> None:
@@ -153,7 +152,6 @@ def test_the_source_works_in_streams_batch_reads_and_foreach_batch(
         assert manifest(str(home / name)).epoch == 1 or not TELLS
 
 
-@pytest.mark.slow
 def test_the_sink_works_in_batches_streams_and_foreach_batch(
     home: Path, got: dict[str, Any]
 ) -> None:

@@ -2,8 +2,8 @@
 
 The tests run in their own session, with the released jars from Maven Central. Without a network, or
 without a Delta release for this Spark, they are skipped with a message.
-``OPENDATA_BUFFER_DELTA=required`` turns that into a failure. ``./run test`` sets it on the lowest
-Spark.
+``OPENDATA_BUFFER_DELTA=required`` turns that into a failure. ``./run test --full`` sets it in the
+environment with the lowest versions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import pyspark
 import pytest
 
 from tests.spark.queues import drain, orders, produce, queued, records
-
-pytestmark = [pytest.mark.delta, pytest.mark.slow]
 
 DELTA = "4.4.0"
 SPARKS = ("4.2",)

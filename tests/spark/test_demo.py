@@ -52,7 +52,6 @@ def start_until(output: Path, least_written: int) -> tuple[subprocess.Popen[str]
     pytest.fail(f"the demo ended with {demo.wait()} before anything was written: {said}{logs}")
 
 
-@pytest.mark.slow
 def test_the_demo_resumes_after_an_interruption_and_a_kill_with_every_record_once(
     tmp_path: Path,
 ) -> None:

@@ -179,7 +179,6 @@ def test_foreach_batch_writes_each_order_once_to_table_and_queue(
     assert sorted(large) == list(range(10, 20))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     "realTime" not in inspect.signature(DataStreamWriter.trigger).parameters,
     reason="this Spark has no real-time mode",

@@ -42,7 +42,6 @@ def tidy(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return notebook
 
 
-@pytest.mark.slow
 def test_the_quickstart_runs_and_every_reading_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     # As if the environment were not activated: its commands are not on the PATH.
     path = [folder for folder in os.environ["PATH"].split(os.pathsep) if ".venv" not in folder]

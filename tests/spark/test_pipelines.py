@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
 from tests.spark.jvm import SMALL_JVM, java_options, starting
 from tests.spark.queues import drain, orders, produce, records
@@ -61,7 +60,6 @@ spark.driver.extraJavaOptions {java_options()}
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
 
 
-@pytest.mark.slow
 def test_a_streaming_table_of_a_queue_and_a_sink_into_one_have_each_order_once(
     tmp_path: Path,
 ) -> None:

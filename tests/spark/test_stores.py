@@ -131,7 +131,6 @@ def has_begun(run: StreamingQuery, checkpoint: Path) -> bool:
     return (checkpoint / "offsets" / "0").exists() or not run.isActive
 
 
-@pytest.mark.slow
 def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
     spark: SparkSession, s3_server: S3Server, tmp_path: Path
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_configuration_seeds_every_fault_of_a_module() -> None:
     assert {fault for _, fault in seeded - known} == {"a proxy repeats writes"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "Log"])  # takes minutes
 def test_the_specification_holds_and_each_action_is_reached(name: str) -> None:
     try:

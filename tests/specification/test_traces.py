@@ -45,7 +45,7 @@ def explain(name: str, seed: int, trace: Trace, verdict: Verdict) -> str:
     return f"{verdict}\n{events}\n./run spec --trace {seed} {name}"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("seed", seeds(SHARE, 1))
 @pytest.mark.parametrize("name", RECORDERS)
 def test_the_specification_allows_every_trace_of_the_code(name: str, seed: int) -> None:
@@ -62,7 +62,7 @@ def test_the_traces_contain_every_kind_of_event(name: str) -> None:
     assert found >= recorder.KINDS
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS)
 def test_a_trace_of_faulty_code_is_rejected_at_the_fault(name: str, mutation: str) -> None:
     recorder = RECORDERS[name]
@@ -93,7 +93,7 @@ def corrupt_value(events: list[dict[str, Any]]) -> int:
     return at
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("corrupt", [corrupt_answer, corrupt_value])
 def test_a_trace_that_was_changed_is_rejected_at_the_change(
     corrupt: Callable[[list[dict[str, Any]]], int],

@@ -19,6 +19,8 @@ from benchmarks.tables import NOT_RUN
 from tests.unit.test_layers import imports_of
 from tools.servers import FAKE_GCS, VERSITYGW
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).parents[2]
 MODULES = {f"benchmarks.{path.stem}": path for path in (ROOT / "benchmarks").glob("*.py")}
 
@@ -53,12 +55,14 @@ def rows_of(*suites: str) -> list[str]:
 # The suites of a test share a process, because loading the library takes longer than most of them.
 
 
+@pytest.mark.full
 def test_suites_of_one_process_run_at_a_tiny_size() -> None:
     rows = rows_of(*IN_ONE_PROCESS)
     assert len(rows) > 50
     assert not [row for row in rows if NOT_RUN in row]
 
 
+@pytest.mark.full
 def test_suites_between_processes_run_at_a_tiny_size_without_kafka(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +75,7 @@ def test_suites_between_processes_run_at_a_tiny_size_without_kafka(
     assert all(row.startswith("Kafka: ") for row in not_run)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("suite", ON_SERVERS)
 def test_a_suite_on_a_server_runs_at_a_tiny_size(suite: str) -> None:
     server = ON_SERVERS[suite]

@@ -10,6 +10,8 @@ import pytest
 
 from tools.checks import ROOT, Check, checks, main, run, tracked
 
+pytestmark = pytest.mark.checkout
+
 PYTHON = Path(sys.executable).name
 GOOD = Check(PYTHON, ("-c", "print('fine')"))
 BAD = Check(PYTHON, ("-c", "print('line 3: wrong'); raise SystemExit(4)"))

@@ -9,6 +9,8 @@ import pytest
 
 from tools.commits import main, new_commits, problems
 
+pytestmark = pytest.mark.checkout
+
 
 def git(root: Path, *arguments: str) -> None:
     author = ("-c", "user.name=A", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")

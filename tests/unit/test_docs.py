@@ -47,6 +47,8 @@ from opendata_buffer.metrics import EXPORTED, TABLE
 from opendata_buffer.option_reader import INSTEAD, STORAGE_OPTIONS, OptionReader
 from tests.unit.cli.shell import commands, ok
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "core").rglob("*.md")])
 

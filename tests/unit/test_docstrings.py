@@ -27,6 +27,8 @@ from buffer_sink import foreach_batch_writer
 from tests.unit.test_layers import MODULES, ROOT
 from tests.unit.test_references import ends_of_paths, follow, imported, tree_of
 
+pytestmark = pytest.mark.checkout
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 COMMAND = re.compile(r"\b(command|group)\(")
 INHERITED = re.compile(r"See (:meth:)?``?[\w.]+``?\.")

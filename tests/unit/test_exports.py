@@ -14,6 +14,8 @@ import pytest
 import opendata_buffer
 from opendata_buffer import errors
 
+pytestmark = pytest.mark.checkout
+
 PAGES = (Path(__file__).parents[2] / "docs" / "reference").glob("api*.md")
 LISTED = [
     found

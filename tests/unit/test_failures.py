@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).parents[2]
 CATALOGUE = (ROOT / "core" / "failures.md").read_text(encoding="utf-8")
 ENTRIES = dict(re.findall(r"^### (F\d+) (.*?)(?=^##|\Z)", CATALOGUE, re.MULTILINE | re.DOTALL))

@@ -153,6 +153,7 @@ def uses() -> Iterator[tuple[str, Action, set[str]]]:
                         yield f"{path}:{node.lineno}", Action[name.attr], given
 
 
+@pytest.mark.checkout
 def test_every_place_that_makes_a_hint_gives_the_values_that_its_texts_name() -> None:
     seen = set()
     for where, action, given in uses():
@@ -165,6 +166,7 @@ def test_every_place_that_makes_a_hint_gives_the_values_that_its_texts_name() ->
     assert len(seen) > 60
 
 
+@pytest.mark.checkout
 def test_only_this_module_writes_commands_for_messages_of_the_library() -> None:
     for folder in ("core/opendata_buffer", "buffer_source", "buffer_sink"):
         for path in (ROOT / folder).rglob("*.py"):

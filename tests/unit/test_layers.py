@@ -14,6 +14,8 @@ import pytest
 
 import opendata_buffer
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "opendata_buffer"
 SOURCE, SINK = ROOT / "buffer_source", ROOT / "buffer_sink"
@@ -222,7 +224,9 @@ def subjects_of(folder: Path) -> set[str]:
         parents = [CORE, ROOT, ROOT / "tools"]
         return {path.stem for parent in parents for path in parent.iterdir()}
     below = folder.relative_to(UNIT_TESTS)
-    parent = ROOT if below.parts[0] in (SOURCE.name, SINK.name) else CORE
+    parent = {SOURCE.name: ROOT, SINK.name: ROOT, "project": ROOT / "tools"}.get(
+        below.parts[0], CORE
+    )
     if (parent / below).with_suffix(".py").is_file():
         return set()
     return {path.stem for path in (parent / below).iterdir()}

@@ -10,6 +10,8 @@ import pytest
 
 from tools.links import ROOT, Found, links_in, links_of, open_link, report
 
+pytestmark = pytest.mark.checkout
+
 
 class Site(BaseHTTPRequestHandler):
     """Answers with the status in the path."""

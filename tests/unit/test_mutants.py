@@ -8,6 +8,8 @@ import pytest
 
 from tools.mutants import EXPLAINED, MODULES, ROOT, Mutant, explained
 
+pytestmark = pytest.mark.checkout
+
 
 def test_every_explained_mutant_is_in_a_tested_module_and_has_one_entry_with_a_reason() -> None:
     listed = tomllib.loads(EXPLAINED.read_text())["explained"]

@@ -23,6 +23,8 @@ import pytest
 
 from tests.unit.test_layers import MODULES, text_of
 
+pytestmark = pytest.mark.checkout
+
 ROLE = re.compile(r":(class|func|meth|mod|attr|data|exc):`~?([^`]+?)(?:\(\))?`")
 
 

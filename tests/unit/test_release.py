@@ -33,6 +33,8 @@ from tools.release import (
     write_sums,
 )
 
+pytestmark = pytest.mark.checkout
+
 CHANGELOG = "# Changelog\n\n## Compatibility\n\nPromised.\n\n## 0.2.0\n\nNew.\n\n## 0.1.0\n\nOld.\n"
 PROJECT = """\
 [build-system]

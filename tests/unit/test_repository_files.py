@@ -11,6 +11,8 @@ import pytest
 
 from tools.checks import ROOT
 
+pytestmark = pytest.mark.checkout
+
 yaml = pytest.importorskip("yaml")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -155,6 +155,7 @@ class Counter:
         return bool(found)
 
 
+@pytest.mark.full
 def test_an_interrupt_at_any_instruction_releases_the_lock() -> None:
     counter = Counter()
     for interrupt in each_step(least=20, opcodes=True):

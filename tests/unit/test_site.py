@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).resolve().parents[2]
 ZENSICAL = shutil.which("zensical")
 

@@ -11,6 +11,8 @@ from shutil import which
 
 import pytest
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "typing"
 CORE = str(ROOT / "core")

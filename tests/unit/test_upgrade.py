@@ -26,6 +26,8 @@ from opendata_buffer.cli import options
 from opendata_buffer.cli.main import cli
 from tests.unit.test_docs import section, text_of
 
+pytestmark = pytest.mark.checkout
+
 UPGRADE = "docs/operations/upgrade.md"
 NEWS = "docs/explanation/release-0.2.md"
 

@@ -7,8 +7,6 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from opendata_buffer.messages import undecided
 from opendata_buffer.topic.topic import Topic
 from tests.spark.chaos.processes import (
@@ -24,8 +22,6 @@ from tests.spark.chaos.worker_publish import RECORDS_EACH
 from tests.spark.queues import manifest
 from tests.support.killed import KILLS, Writer, seeded
 from tests.support.worker_produce import values
-
-pytestmark = pytest.mark.slow
 
 LIVES = max(3, KILLS // 4)
 TOPIC_KILLS = max(2, KILLS // 8)

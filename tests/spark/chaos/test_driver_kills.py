@@ -6,8 +6,6 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.spark.chaos.lines import Lines
 from tests.spark.chaos.processes import (
     MOMENTS,
@@ -20,8 +18,6 @@ from tests.spark.chaos.processes import (
 )
 from tests.spark.queues import manifest
 from tests.support.killed import KILLS, seeded
-
-pytestmark = pytest.mark.slow
 
 (SINK_COMMIT,) = (moment for moment in MOMENTS if moment.name == "sink commit")
 LIVES = max(len(MOMENTS), KILLS // 2)

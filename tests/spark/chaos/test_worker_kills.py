@@ -8,13 +8,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.spark.chaos.processes import Driver, Drivers, Job, Stream, wait_for
 from tests.spark.queues import filtered, manifest, produce, written
 from tests.support.killed import PATIENCE_S, seeded
-
-pytestmark = pytest.mark.slow
 
 BATCHES = 48
 RECORDS_EACH = 30

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.spark.chaos.processes import (
     MOMENTS,
     Driver,
@@ -19,8 +17,6 @@ from tests.spark.chaos.processes import (
     writer,
 )
 from tests.support.killed import KILLS, seeded
-
-pytestmark = pytest.mark.slow
 
 FREEZES = min(max(2, KILLS // 8), 6)
 

@@ -12,6 +12,8 @@ import pytest
 
 from opendata_buffer.cli.main import cli
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).parents[3]
 HOLE = "\0"
 COMMAND = re.compile(r"'opendata-buffer ([^']*)'")

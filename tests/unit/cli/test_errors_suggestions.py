@@ -182,6 +182,7 @@ def texts(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.checkout
 def test_no_message_suggests_a_command_without_its_store() -> None:
     core = Path(opendata_buffer.__file__).parent
     root = core.parents[1]

@@ -117,6 +117,7 @@ def test_a_record_that_arrives_while_the_producer_is_closed_is_refused() -> None
     assert batches(store) == [[b"first"]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["send", "produce", "many"])
 def test_an_interrupt_at_any_instruction_neither_loses_nor_duplicates_a_record(how: str) -> None:
     seen = set()

@@ -91,6 +91,7 @@ def silent() -> Iterator[Silent]:
 # Interrupted callers.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "settings",
     [{}, {"flush_size_bytes": 1}, {"max_buffered_bytes": 1}],
@@ -119,6 +120,7 @@ def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
         assert producer.buffered_bytes == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["flush", "close"])
 def test_an_interrupt_anywhere_in_flush_and_close_lets_a_second_close_end(method: str) -> None:
     for interrupt in each_step(least=20):
@@ -141,6 +143,7 @@ class Waited(SystemRuntime):
         return next(self._times, 1.0)
 
 
+@pytest.mark.full
 def test_an_interrupt_anywhere_in_await_durable_does_not_stop_other_threads() -> None:
     for interrupt in each_step(least=40):  # 32 of them without the wait
         with Producer(held_config(), store=MemoryStore()) as producer:
