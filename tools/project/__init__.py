@@ -3,7 +3,7 @@
 * ``commands`` reads the command line.
 * ``environments`` makes virtual environments, ``java`` finds Java, ``debian`` installs packages.
 * ``legs`` says which tests run where. ``lanes`` runs them.
-* ``docs`` runs in ``.venv`` and builds the site.
+* ``docs`` and ``wheel`` run in ``.venv``: they build the site, and test the package that they build.
 """
 
 from __future__ import annotations
@@ -14,4 +14,4 @@ ROOT = Path(__file__).resolve().parents[2]
 """The checkout. Every command runs in this directory."""
 
 PACKAGES = ("core/opendata_buffer", "buffer_source", "buffer_sink", "pyspark_opendata_buffer.py")
-"""The packages and modules of the product."""
+"""What the wheel contains."""

@@ -22,7 +22,7 @@ usage: ./run COMMAND [ARGUMENT ...]
                            replay 336,776 flights through a buffer into Spark
   test                     lint, types, documentation, and the tests that find most defects
   test --full              all other tests: more seeds, kills, and interrupts; the lowest versions,
-                           Delta, the Python of Databricks, a browser
+                           Delta, the built wheel, the Python of Databricks, a browser
   test --nightly           both, with more kills, more seeds, and more examples
   test PYTEST ARGUMENT     only pytest, in the same environment
   setup [--full]           install what these tests need, and run none
@@ -232,6 +232,7 @@ def full_steps(variables: Mapping[str, str], lowest: Mapping[str, str] | None) -
         elif lowest is not None:
             required = {**lowest, "OPENDATA_BUFFER_DELTA": "required"}
             steps.append(pytest(leg.name, leg.arguments, required))
+    steps.append(python_step("wheel-tests", ("-m", "tools.project.wheel"), variables))
     if lowest is not None:
         steps.append(pytest("lowest-tests", legs.LOWEST, lowest))
     return steps

@@ -5,7 +5,8 @@ defects within minutes: in ``.venv``, with coverage, and in one Spark session. `
 runs the others. Every test is in exactly one of the legs of ``QUICK`` and ``FULL``, and .ci/run
 runs both (tests/unit/project/test_legs.py).
 
-``LOWEST`` runs some of them a second time, with the lowest versions of the libraries.
+``AGAIN`` runs some of them a second time where other code may be at work: with the lowest
+versions of the libraries, and with the wheel in place of the checkout.
 """
 
 from __future__ import annotations
@@ -109,6 +110,12 @@ LOWEST = (
     *("tests/contract/test_lost_answers.py", "tests/contract/test_queue_on_servers.py"),
     *(f"--ignore=tests/unit/{package}" for package in ("gc", "producer", "queue")),
 )
+
+WHEEL = (
+    *(*AGAIN, *TWO_PROCESSES, "tests/unit", "tests/golden"),
+    "--ignore=tests/unit/test_packaging.py",  # It builds the wheel from the source.
+)
+WHEEL_SPARK = (*AGAIN, "tests/spark/test_readers.py")
 
 # Spark 4.0 and 4.1 tell a Python source less, as do the long-term runtimes of Databricks.
 OLDER_SPARKS = ("4.0", "4.1")

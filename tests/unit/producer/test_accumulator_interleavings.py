@@ -38,6 +38,9 @@ frontrun = pytest.importorskip(
     "frontrun", reason="frontrun explores the interleavings: install the extra 'interleavings'"
 )
 
+# frontrun does not look into installed packages.
+pytestmark = pytest.mark.checkout
+
 INTERLEAVINGS = int(os.environ.get("OPENDATA_BUFFER_INTERLEAVINGS", "3"))
 
 Worker = Callable[[Any], object]

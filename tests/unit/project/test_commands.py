@@ -28,10 +28,10 @@ def test_the_quick_tests_are_lint_docs_and_the_quick_legs() -> None:
     assert sorted(found) == sorted([*commands.LINT, "docs", *(leg.name for leg in QUICK)])
 
 
-def test_the_full_tests_are_the_full_legs_and_the_lowest_versions() -> None:
+def test_the_full_tests_are_the_full_legs_the_wheel_and_the_lowest_versions() -> None:
     lowest = {"PYSPARK_PYTHON": "/lowest/bin/python"}
     steps = commands.full_steps(HERE, lowest)
-    assert set(names(steps)) == {*(leg.name for leg in FULL), "lowest-tests"}
+    assert set(names(steps)) == {*(leg.name for leg in FULL), "wheel-tests", "lowest-tests"}
     delta = next(step for step in steps if step.name == "delta-tests")
     assert delta.command[0] == "/lowest/bin/python"
     assert delta.variables["OPENDATA_BUFFER_DELTA"] == "required"
@@ -39,7 +39,7 @@ def test_the_full_tests_are_the_full_legs_and_the_lowest_versions() -> None:
 
 def test_without_the_lowest_versions_the_other_tests_run() -> None:
     found = set(names(commands.full_steps(HERE, None)))
-    assert found == {*(leg.name for leg in FULL if not leg.lowest)}
+    assert found == {*(leg.name for leg in FULL if not leg.lowest), "wheel-tests"}
 
 
 class Replaced(Exception):
@@ -90,7 +90,7 @@ def test_arguments_of_a_nightly_test_go_to_pytest_with_more_of_everything(
     ("scope", "has", "lacks"),
     [
         ((), {"tests", "mypy"}, {"chaos-tests", "specification"}),
-        (("--full",), {"full-tests", "chaos-tests"}, {"tests", "mypy", "referees"}),
+        (("--full",), {"full-tests", "chaos-tests", "wheel-tests"}, {"tests", "mypy", "referees"}),
         (("--nightly",), {"tests", "chaos-tests", "specification", "spark-4.0-tests"}, set()),
     ],
 )
