@@ -3,7 +3,7 @@
 * ``commands`` reads the command line.
 * ``environments`` makes virtual environments, ``java`` finds Java, ``debian`` installs packages.
 * ``legs`` says which tests run where. ``lanes`` runs them.
-* ``docs`` and ``wheel`` run in ``.venv``: they build the site, and test the package that they build.
+* ``docs`` and ``wheel`` run in ``.venv``: they build the site, and the package that they then test.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _is_in(path: str, places: tuple[str, ...]) -> bool:
 QUICK = (
     # One session for all tests of Spark: a second one costs as much as ten tests.
     Leg("spark-tests", False, paths=("spark",)),
-    # With the floor of coverage that pyproject.toml states.
+    # With the floor of coverage that pyproject.toml states; tests/conftest.py says of which tests.
     Leg("tests", False, ignored=("spark",), options=(*TWO_PROCESSES, "--cov", "--cov-report=")),
 )
 
