@@ -162,22 +162,6 @@ def unknown_argument(
     return InvalidInput(f"{call}() has no argument {name!r}: {fix}")
 
 
-def unknown_argument_of_send(names: Collection[str]) -> InvalidInput:
-    """Make the error about keywords of ``send()``, which takes only a record.
-
-    Args:
-        names: The keywords that were given; at least one.
-
-    Returns:
-        The error. It names what to use for the first keyword.
-    """
-    name = next(iter(names))
-    if name in ("metadata", "on_delivery", "transaction", "message"):
-        fix = f"use produce([record], {name}=...)"
-        return InvalidInput(f"send() has no argument {name!r}: {fix}")
-    return unknown_argument("send", name, "use produce([record], metadata=..., on_delivery=...)")
-
-
 class FamiliarNames:
     """A class whose objects know the names that other libraries use for their methods."""
 

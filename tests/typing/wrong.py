@@ -9,6 +9,6 @@ Producer("memory://x").send(b"x").reslut()  # wrong
 Producer("memory://x", linger_ms=5)  # wrong, but ty does not check names of an Unpack yet
 Producer("memory://x", store=object())  # wrong, but ty
 Producer("memory://x").produce([b"x"], headers={})  # wrong, but ty
-Producer("memory://x").send(b"x", metadata=b"m")  # wrong
+Producer("memory://x").send(b"x", key=b"k")  # wrong
 ProducerConfig(store="memory://x", compression="gzip")  # wrong
 Consumer("memory://x", group_id="g")  # wrong, but ty

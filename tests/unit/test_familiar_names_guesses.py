@@ -175,12 +175,9 @@ SECOND_ROUND: dict[str, tuple[Guess, str | None]] = {
     "Worker(url=)": (lambda p: Worker(url=p.url), "Worker('s3://bucket/orders')"),
     "Publisher(url=)": (lambda p: Publisher(url=p.url), "Publisher('s3://bucket/orders')"),
     "read()": (lambda p: p.lib.read(), "read('s3://bucket/orders')"),
-    "send(metadata=)": (lambda p: p.producer.send(b"x", metadata=b"m"), "produce([record], meta"),
+    "send(metadata=)": (lambda p: p.producer.send(b"x", metadata=b"m"), None),
     "send(key=)": (lambda p: p.producer.send(b"x", key=b"k"), "TopicProducer"),
-    "send(on_delivery=)": (
-        lambda p: p.producer.send(b"x", on_delivery=nothing), "produce([record], on_delivery"),
-    "topic.send(metadata=)": (
-        lambda p: p.topic.send(b"x", metadata=b"m"), "produce([record], metadata"),
+    "topic.send(metadata=)": (lambda p: p.topic.send(b"x", metadata=b"m"), None),
     "topic.send(key=)": (lambda p: p.topic.send(b"x", key=b"k"), None),
     "batch[0:3]": (lambda p: p.batch[0:3], None),
     "batch[-1].value": (lambda p: p.batch[-1].value, None),

@@ -94,7 +94,8 @@ Records: TypeAlias = (
 """The records of one call: bytes-like objects, one of them, or an Arrow column of binary or string
 type."""
 
-Item = bytes | tuple[bytes | memoryview, int]
+Piece = tuple[bytes | memoryview, int]
+Item = bytes | Piece
 """A record or a piece, which one call adds to a buffer.
 
 A piece is several records, encoded as part of a record block, and their number.

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
-from typing import Any, Never, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 
 from opendata_buffer.arguments import checked, take_bytes, wrong_type
 from opendata_buffer.config import ProducerConfig, ProducerSettings
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
-from opendata_buffer.familiar_names import OF_PRODUCERS, FamiliarNames, unknown_argument_of_send
+from opendata_buffer.familiar_names import OF_PRODUCERS, FamiliarNames
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.arrow import listed
 from opendata_buffer.internal_parts import internals, take_parts
@@ -342,9 +342,9 @@ class TopicProducer(FamiliarNames, Closeable):
         key: bytes | str | None = None,
         partitioner: Partitioner | None = None,
         partition: str | int | None = None,
-        **others: Never,
+        metadata: BytesLike = NO_METADATA,
     ) -> WriteHandle:
-        """Accept one record without metadata; for records that are produced one by one.
+        """Accept one record; for records that are produced one by one.
 
         Args:
             record: Bytes. Another bytes-like object is copied and may be reused at once.
@@ -354,7 +354,7 @@ class TopicProducer(FamiliarNames, Closeable):
                 partitioner. If each of them went to another partition, each would become an object.
             partitioner: As for :meth:`produce`.
             partition: Its name or its number, such as 3, whatever the key.
-            **others: Refused; the error names the call that takes them.
+            metadata: As for :meth:`produce`.
 
         Returns:
             A handle, durable when the record is.
@@ -362,15 +362,13 @@ class TopicProducer(FamiliarNames, Closeable):
         Raises:
             OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
         """
-        if others:
-            raise unknown_argument_of_send(others)
         if key is not None and not isinstance(key, str):
             key = take_bytes("key", key)
         keys = None if key is None else [key]
         sticky = keys is None and partition is None and partitioner is None
         (name,) = self._parts([record], keys, partitioner, partition, sticky=sticky)
         with self._pool.using([name]) as producers:
-            handle = producers[name].send(record)
+            handle = producers[name].send(record, metadata)
         if sticky:
             self._sticky_left -= len(record)
         return handle

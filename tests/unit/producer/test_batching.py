@@ -107,6 +107,25 @@ def test_a_record_that_arrives_while_its_buffer_is_closed_goes_into_the_next_bat
     assert batches(store) == [[b"first"], [b"late"]]
 
 
+def test_a_single_record_may_have_metadata() -> None:
+    store = MemoryStore()
+    with producer_of(store) as producer:
+        producer.send(b"a")
+        producer.send(b"b", b"m")
+        producer.send(b"c", metadata=b"")
+        with pytest.raises(InvalidInput, match=r"metadata is 3 \(int\): use bytes"):
+            producer.send(b"d", metadata=3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"key is of type bytes: use TopicProducer.send\(\)"):
+            producer.send(b"d", key=b"k")  # type: ignore[arg-type]
+    assert batches(store) == [[b"a", b"b", b"c"]]
+    (entry,) = entries(store)
+    assert [(item.start_index, item.payload) for item in entry.metadata] == [
+        (0, b""),
+        (1, b"m"),
+        (2, b""),
+    ]
+
+
 def test_a_record_that_arrives_while_the_producer_is_closed_is_refused() -> None:
     store = MemoryStore()
     producer = producer_of(store)
