@@ -32,7 +32,7 @@ from pathlib import Path
 from tools.servers import CACHE
 
 FOLDER = Path(__file__).parents[1] / "tests" / "specification"
-NAMES = ("Queue", "Collector", "Broker", "Claims", "Transactions", "Log")
+NAMES = ("Queue", "Collector", "Broker", "Claims", "Transactions", "Log", "V1Reader")
 """Names of configurations; :func:`module_of` returns the module of each."""
 TRACED = ("Log", "Collector", "Broker")
 """Names of configurations with traces of the code."""

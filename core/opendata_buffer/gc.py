@@ -54,6 +54,7 @@ from opendata_buffer.queue.reader_positions import (
 from opendata_buffer.queue.retention import floor_of, full_since, kept_since
 from opendata_buffer.queue.sidecar import Sidecar
 from opendata_buffer.queue.stored_manifest import check_reached, manifest_object
+from opendata_buffer.queue.v1_feed import Feeders
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task, remaining, wait_for
 from opendata_buffer.stores.base import DeleteFailure, Listing, ObjectInfo, Store, exists
 
@@ -337,6 +338,7 @@ class GarbageCollector:
         self._queued: tuple[Manifest, Queued] | None = None
         self._log = Log(store, config, self._runtime)
         self._view: LogView | None = None  # by which this cycle has raised the floor
+        self._v1 = Feeders(self._log)
         self._others = unaccounted.OtherManifests(store, config)
         self._looked_for_others = False  # whether this cycle has read them
         self._other: str | None = None  # one that names batches in the data prefix
@@ -461,6 +463,9 @@ class GarbageCollector:
             if not dry_run:
                 index = self._moved(index, manifest, claim)
             self._view = LogView.of(self._log, index, manifest)
+            if not dry_run:
+                self._v1.find(index)
+                self._v1.feed(manifest, check=True, note=True)
             index = self._raise_floor(self._view, min(page.now_ms, own_ms), dry_run)
         if index is None:
             queued = self._queued_in(manifest)
@@ -544,13 +549,14 @@ class GarbageCollector:
         index = view.index
         positions = read_positions(self._log, index)
         moved_ms = self._moved_ms(positions, now_ms - index.reader_expiry_ms)
-        held, expired = dict[str, int](), list[str]()
+        held, expired, fronts = dict[str, int](), list[str](), self._v1.fronts()
         for name, each in positions.items():
             left_ms = index.reader_expiry_ms - (now_ms - moved_ms[name])
             if left_ms < 0:  # failure F44
                 expired.append(name)
             else:
-                held[name] = each.next
+                # Another program may have raised the position of a v1 consumer.
+                held[name] = min(each.next, fronts.get(name, each.next))
             labels = {**self._labels, "reader": name}
             behind = view.starting_at(each.waits_from)
             metrics.reader_lag.set(behind.entry_count, labels)

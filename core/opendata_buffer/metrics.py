@@ -303,3 +303,15 @@ _exported(
     "reader_expires_seconds", "s", "How long a reader may stay away until it expires.", _OF_READER
 )
 _exported("reader_runs", "1", "1 if a consumer seems to run with the reader's name.", _OF_READER)
+_exported(
+    "reader_unfed",
+    "{batch}",
+    "Batches that are not in the queue of a v1 consumer yet.",
+    _OF_READER,
+)
+_exported(
+    "reader_feeding_stopped",
+    "1",
+    "1 if the queue of a v1 consumer is not fed any more, else 0; 'status' says why.",
+    _OF_READER,
+)

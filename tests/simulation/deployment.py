@@ -61,7 +61,7 @@ from opendata_buffer.errors import (
     Superseded,
 )
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue import log_index, reader_queue
+from opendata_buffer.queue import log_index, reader_queue, v1_feed
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_segments import Segments
 from opendata_buffer.queue.ownership import claim_for_writing
@@ -110,6 +110,7 @@ def small_logs() -> Iterator[None]:
         mock.patch.object(log_index, "REMEMBERED", 6),
         mock.patch.object(reader_queue, "REMEMBERED", 6),
         mock.patch.object(opendata_buffer.gc, "REMEMBERED", 6),
+        mock.patch.object(v1_feed, "MOST_ENTRIES", 6),
         # A killed process's generator would take its lock when it is collected as garbage.
         mock.patch.object(topic_consumer, "MAX_PREFETCH", 1),
     ):

@@ -28,7 +28,7 @@ from typing import Any
 
 from opendata_buffer import Consumer
 from opendata_buffer.admin.queue_check import Kind, check_queue, plan_repair, repair
-from opendata_buffer.admin.readers import enable_log, view_of
+from opendata_buffer.admin.readers import add_v1, enable_log, view_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trimming import plan_trim, skip_batch, trim_queue
 from opendata_buffer.config import ConsumerConfig, QueueConfig
@@ -54,6 +54,7 @@ from tests.simulation.programs import (
     SparkSinkWriter,
     TransactionWriter,
     V1Client,
+    V1LogReader,
     V1Reader,
     V1Writer,
     WorkerReader,
@@ -696,6 +697,7 @@ FEATURES: dict[str, Feature] = {
         Feature("rebuild", step=_rebuild),
         Feature("v1 producers", writer=V1Writer),
         Feature("v1 consumers"),
+        Feature("v1 readers", needs=("log",), reader=V1LogReader),
         Feature("foreign layouts", prepare=_foreign_layout, begin=_misconfigured, twice=False),
         Feature("restored manifest", step=_restore_manifest),
         Feature("restored index", needs=("log",), step=_restore_index),
@@ -736,6 +738,10 @@ def _open_topic_elsewhere(deployment: Deployment, node: Node) -> None:
     Topic.open(config, store=node.store, runtime=node.runtime)
 
 
+def _add_v1_reader(deployment: Deployment, node: Node) -> None:
+    add_v1(deployment.target(node), "other", "other", Place("earliest"))
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Two features that exclude each other: ``tried`` raises InvalidInput where ``present`` is."""
@@ -760,6 +766,10 @@ REFUSALS = (
     Refusal(
         "log", "trim", _trim_log, "is a log",
         "a log deletes what its readers have acknowledged; `readers reset` moves a reader on",
+    ),
+    Refusal(
+        "topic", "v1 readers", _add_v1_reader, "is a topic",
+        "a v1 consumer reads one manifest, and cannot follow partitions that come and leave",
     ),
     Refusal(
         "topic", "foreign layouts", _open_topic_elsewhere, "data_path_prefix",
@@ -792,7 +802,7 @@ def triples() -> list[tuple[str, ...]]:
 
 def prepare(deployment: Deployment, whole: Sequence[str]) -> None:
     """Choose the shape of the deployment."""
-    if "topic" not in whole and "single queue" not in whole and "foreign layouts" not in whole:
+    if not {"topic", "single queue", "foreign layouts", "v1 readers"} & {*whole}:
         deployment.is_topic = deployment.seed % 2 == 1
     if "drain" in whole:
         deployment.partitions = 3
@@ -870,6 +880,6 @@ def _make_logs(deployment: Deployment, readers: Sequence[Reader]) -> None:
             queue: Target = deployment.target(node).queue(name)
             _enable(deployment, node, queue)
             for reader in readers:
-                reset_reader(view_of(queue), reader.reader, view_of(queue).first_sequence)
+                reader.register(queue)
 
     deployment.operate(run, crashes=False)

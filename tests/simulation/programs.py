@@ -33,15 +33,18 @@ from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
 from opendata_buffer import Consumer, Producer, Publisher, TopicConsumer, TopicProducer, outcomes
-from opendata_buffer.admin.readers import view_of
+from opendata_buffer.admin.readers import add_v1, delete_reader, reader_of, view_of
+from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.worker import Worker
 from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.place import Place
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
     ClaimLost,
+    CorruptData,
     DataLoss,
     Drained,
     Fenced,
@@ -60,7 +63,7 @@ from opendata_buffer.formats.batch import (
     name_time_ms,
     parse_location,
 )
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.reader_admin import reset_reader
@@ -70,6 +73,7 @@ from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.deployment import GRACE_S, ONE, REPLACED, TROUBLE, URL, Deployment, Node
 from tests.simulation.oracle import record_of
+from tests.support.v1_consumer import V1Consumer
 
 LEAST_CALLS = 10
 """Calls that each writer makes even in the shortest history."""
@@ -342,6 +346,10 @@ class Reader:
                 deployment.oracle.reader(self.view, once=False)
         takeovers = self.once and not self.one_process
         deployment.keep_alive(self.program, self.live, may_run=may_run, takeovers=takeovers)
+
+    def register(self, queue: Target) -> None:
+        """Register the reader in a log, at the oldest batch."""
+        reset_reader(view_of(queue), self.reader, view_of(queue).first_sequence)
 
     def live(self, node: Node) -> None:
         """Run one process."""
@@ -828,6 +836,90 @@ class V1Reader(Reader):
             self.deliver(partition, entry.sequence, entry.location, decode_batch(found.data))
         if entries:
             client.take(entries[-1].sequence)
+
+
+class V1LogReader(Reader):
+    """A v1 consumer that is a reader of a log: it consumes a queue of its own, which others feed.
+
+    Its operator does what ``status`` advises if feeding has stopped: delete the reader, and add it
+    again with another prefix.
+    """
+
+    role = "v1-log-reader"
+    once = False
+    feature = "v1 readers"
+
+    def __init__(self, deployment: Deployment, number: int) -> None:
+        super().__init__(deployment, number)
+        deployment.oracle.readers[self.view].accepts_loss = True
+        self.accepts_loss = True
+        self.prefix = f"{self.program}-0"
+
+    def register(self, queue: Target) -> None:
+        """Add the reader at the oldest batch."""
+        add_v1(queue, self.reader, self.prefix, Place("earliest"))
+
+    def live(self, node: Node) -> None:
+        deployment = self.deployment
+        consumer = V1Consumer(node.store, self.prefix)
+        following: int | None = None
+        try:
+            if consumer.read()[1] is None or not consumer.claim():
+                return  # A consumer that starts before 'readers add' would create the queue.
+            while not deployment.over and consumer.read()[0].epoch == consumer.epoch:
+                entries = consumer.next_entries(3)
+                for entry in entries:
+                    if following not in (None, entry.sequence):
+                        deployment.fail(f"{self.program} got {entry.sequence} after {following}")
+                    following = entry.sequence + 1
+                    self._receive(node, consumer, entry)
+                if following is not None:
+                    # Also without a new entry: the last write may have been lost.
+                    consumer.dequeue(following - 1)
+                if not entries and self._was_moved(node):
+                    return
+                deployment.idle(node)
+        except (*TROUBLE, OpenDataBufferError) as error:
+            deployment.log(f"{node.name}: {error}")
+
+    def _receive(self, node: Node, consumer: V1Consumer, entry: BatchDescriptor) -> None:
+        deployment, oracle = self.deployment, self.deployment.oracle
+        known = oracle.entries[ONE].get(entry.sequence)
+        if known != entry.location and not oracle.repeats_allowed:
+            deployment.fail(f"{self.program} got {entry}, and the log has {known}")
+        try:
+            found = node.store.get(entry.location)
+            assert isinstance(found, Blob)
+            records = decode_batch(found.data)
+        except (ObjectNotFound, CorruptData):
+            if consumer.read()[0].epoch == consumer.epoch:  # Otherwise it was overtaken.
+                oracle.name_records(self.view, oracle.batches.get(entry.location, ()))
+            return
+        self.deliver(ONE, entry.sequence, entry.location, records)
+
+    def _was_moved(self, node: Node) -> bool:
+        """Let the operator add the reader again if feeding has stopped. Return whether it was."""
+        deployment = self.deployment
+        queue = deployment.target(node)
+        status = reader_of(queue, view_of(queue), self.reader)
+        if not status.stopped:
+            return False
+        deployment.log(f"{self.program}: {status.stopped}")
+        deployment.happened["v1 readers stopped"] += 1
+        before, number = self.prefix.rsplit("-", 1)
+        self.prefix = f"{before}-{int(number) + 1}"
+
+        def add_again(node: Node) -> None:
+            queue = deployment.target(node)
+            view = view_of(queue)
+            if self.reader in view.index.v1 and view.index.v1[self.reader] != self.prefix:
+                delete_reader(queue, self.reader)
+            if self.reader not in view_of(queue).index.v1:
+                at = max(view.first_sequence, min(status.next_sequence, view.next_sequence))
+                add_v1(queue, self.reader, self.prefix, Place("n", at))
+
+        deployment.operate(add_again)
+        return True
 
 
 # ---- services

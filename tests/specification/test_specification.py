@@ -21,6 +21,7 @@ ELSEWHERE = {
     "Collector": {"CheckLateUploads"},
     "Broker": {"StepDown"},
     "Log": {"Steal"},
+    "V1Reader": {"Seal", "DropPosition", "DropName", "AppendForeign"},
 }
 """Actions that need the other configuration of their module or a larger one."""
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from opendata_buffer.admin.operations import UNCHANGED as UNCHANGED
     from opendata_buffer.admin.operations import TrimResult as TrimResult
     from opendata_buffer.admin.operations import add_partitions as add_partitions
+    from opendata_buffer.admin.operations import add_v1_reader as add_v1_reader
     from opendata_buffer.admin.operations import create_topic as create_topic
     from opendata_buffer.admin.operations import delete_reader as delete_reader
     from opendata_buffer.admin.operations import describe as describe
@@ -35,6 +36,7 @@ _NAMES = {
         "UNCHANGED",
         "TrimResult",
         "add_partitions",
+        "add_v1_reader",
         "create_topic",
         "delete_reader",
         "describe",

@@ -163,6 +163,41 @@ def reset_reader(
 
 
 @checked
+def add_v1_reader(
+    url: Where,
+    name: str,
+    prefix: str,
+    *,
+    start: PlaceLike = "earliest",
+    **settings: Any,
+) -> int:
+    """Make a consumer of another language (v1) a reader of a log.
+
+    The reader gets a queue with the manifest ``<prefix>/manifest``, to which the processes of the
+    log append the same batches. Start the consumer afterwards, with this manifest path, with
+    ``prefix`` as its data path prefix, and with the same store. Never give it the data path prefix
+    of the log: its collector would delete the log's batches.
+
+    Args:
+        url: The log. It must not be a topic.
+        name: The name of the reader.
+        prefix: The prefix of its queue. There must be no object below it.
+        start: Where it begins, as for :func:`reset_reader`.
+        **settings: Fields of :class:`.QueueConfig`.
+
+    Returns:
+        The sequence at which it begins.
+
+    Raises:
+        InvalidInput: The queue is not a log, or is a topic; or the name, the prefix or the place
+            cannot be used.
+        StorageError: The store did not answer.
+    """
+    found = _target(url, settings, None)
+    return readers.add_v1(found, name, prefix, Place.of(start, "start"))[1]
+
+
+@checked
 def delete_reader(
     url: Where,
     name: str,

@@ -595,7 +595,9 @@ def _first_damage(view: LogView, readers: Sequence[ReaderStatus]) -> str:
 def _log_notes(view: LogView, readers: Sequence[ReaderStatus]) -> Iterator[str]:
     """Yield the notes about a log (failure F42)."""
     for each in readers:
-        if each.expires_soon:
+        if each.stopped:
+            yield f"{each.stopped}. To continue, delete it and add it again with another prefix"
+        elif each.expires_soon:
             yield (
                 f"reader {each.name!r} expires in {each.expires_seconds / 3600:,.1f} h: then what "
                 "only it has not read is deleted. Start it, or delete it"

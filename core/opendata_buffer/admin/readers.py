@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
@@ -23,7 +24,15 @@ from opendata_buffer.queue.reader_admin import (
     unknown_reader,
     unregister,
 )
-from opendata_buffer.queue.reader_positions import position_key, read_positions, readers_folder
+from opendata_buffer.queue.reader_positions import (
+    ReaderPosition,
+    not_for_v1,
+    position_key,
+    read_positions,
+    readers_folder,
+)
+from opendata_buffer.queue.v1_admin import add_v1_reader
+from opendata_buffer.queue.v1_feed import Feeder, Feeders
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.topic.description import TopicDescription
 
@@ -214,6 +223,10 @@ class ReaderStatus:
     expires_seconds: float  # after this time it holds nothing, unless it moves
     expires_soon: bool
     position_missing: bool = False  # if so, it holds everything from the floor on
+    v1: str | None = None  # the prefix of a v1 consumer's queue; None for other readers
+    fed: int | None = None  # the sequence up to which that queue is fed
+    unfed: int = 0  # batches of the log that are not in that queue yet
+    stopped: str = ""  # why that queue is not fed any more; empty if it is
 
     @property
     def who(self) -> str:
@@ -222,6 +235,8 @@ class ReaderStatus:
             return "unknown, its position is missing"
         if not self.program:
             return "unknown"
+        if self.v1 is not None:
+            return f"{self.program} of {self.v1}/manifest"
         process = f", process {self.process}" if self.process else ""
         return f"{self.program} on {self.host}{process}"
 
@@ -245,10 +260,13 @@ def readers_of(
         The readers, in the order of the index.
     """
     index, now_ms = view.index, queue.runtime.now_ms()
-    if name is not None:
-        index = replace(index, readers=tuple(each for each in index.readers if each == name))
+    names = sorted({*index.readers, *index.v1})
+    index = replace(index, readers=tuple(each for each in names if name in (None, each)))
     found = []
     for each, position in read_positions(view.log, index, unreadable).items():
+        prefix, v1 = view.index.v1.get(each), dict[str, Any]()
+        if prefix is not None:
+            position, v1 = _v1_status(view, each, prefix, position)
         left_ms = position.moved_ms + index.reader_expiry_ms - now_ms
         status = ReaderStatus(
             partition=queue.prefix,
@@ -265,9 +283,35 @@ def readers_of(
             expires_seconds=left_ms / 1000,
             expires_soon=left_ms < index.reader_expiry_ms * SOON,
             position_missing=position.is_missing,
+            **v1,
         )
         found.append(status)
     return found
+
+
+def _v1_status(
+    view: LogView, name: str, prefix: str, position: ReaderPosition
+) -> tuple[ReaderPosition, dict[str, Any]]:
+    """Read the queue of a v1 consumer, and compare it with the log.
+
+    Returns:
+        The position by the front of the queue, and more fields of the status.
+    """
+    feeder = Feeder(view.log, name, prefix)
+    feeder.look(view.manifest)
+    queue, stopped = feeder.queue, feeder.fault
+    if queue is not None and feeder.is_sound:
+        position = replace(position, next=queue.first_sequence, epoch=queue.epoch)
+    end = position.fed if queue is None else queue.next_sequence
+    gone = 0
+    if name not in view.index.readers:
+        stopped = f"reader {name!r} did not move for too long, and has expired"
+        if queue is not None:
+            gone = min(view.first_sequence, queue.next_sequence) - queue.first_sequence
+    if gone > 0:
+        stopped += f": the batches of {gone} entries of {feeder.key!r} were deleted"
+    unfed = view.count(end or 0, view.next_sequence)
+    return position, {"v1": prefix, "fed": end, "unfed": unfed, "stopped": stopped}
 
 
 def reader_of(queue: Target, view: LogView, name: str) -> ReaderStatus:
@@ -318,6 +362,8 @@ def plan_reset(queue: Target, name: str, where: Place | int) -> tuple[ResetPlan,
         InvalidInput: The queue is not a log, or does not have the place or the reader.
     """
     view = view_of(queue)
+    if name in view.index.v1:
+        raise not_for_v1(name)
     before, runs = None, ""
     if name in view.index.readers or isinstance(where, int):
         found = reader_of(queue, view, name)
@@ -440,7 +486,7 @@ def readers_in(
     is_known = name is None
     for queue in existing(target):
         view = view_of(queue)
-        is_known = is_known or name in view.index.readers
+        is_known = is_known or name in view.index.readers or name in view.index.v1
         found += readers_of(queue, view, name, unreadable)
         if target.topic is not None and queue.prefix in target.topic.description.active:
             known[queue.prefix] = view.index.readers
@@ -560,6 +606,69 @@ def delete_reader(target: Target, name: str, *, force: bool = False) -> list[str
     return deleted
 
 
+def add_v1(target: Target, name: str, prefix: str, start: Place) -> tuple[str, int]:
+    """Make a v1 consumer a reader of a log, with a queue below a prefix of its own.
+
+    Args:
+        target: The log.
+        name: The name of the reader.
+        prefix: The prefix of its queue.
+        start: Where it begins.
+
+    Returns:
+        The key of the queue, and the sequence at which it begins.
+
+    Raises:
+        InvalidInput: The queue is not a log, or is a topic; or the name, the prefix or the place
+            cannot be used.
+    """
+    if target.topic is not None:
+        raise InvalidInput(
+            f"{target.store.url} is a topic: a v1 consumer reads one queue, and cannot follow "
+            "partitions that are added or leave. Use a log that is not part of a topic."
+        )
+
+    def place(view: LogView) -> int:
+        return start.sequence_in(view, target.config, target.store.url)
+
+    begin = add_v1_reader(target.store, lambda: view_of(target), name, prefix, place)
+    return f"{prefix}/manifest", begin
+
+
+class V1Feeding:
+    """Feeds the v1 consumers of a log, again and again. Not thread-safe.
+
+    Args:
+        target: The log.
+    """
+
+    def __init__(self, target: Target) -> None:
+        claim = target.owner()
+        queue_id = "" if claim is None else claim.queue_id
+        self._log = Log(target.store, target.config, target.runtime, queue_id)
+        self._feeders = Feeders(self._log)
+        self._reader = target.reader()
+
+    def feed(self) -> list[Feeder]:
+        """Feed all queues once.
+
+        Returns:
+            The feeders of the queues, which know their state, by the name of the reader.
+
+        Raises:
+            InvalidInput: The queue does not exist, or is not a log.
+            CorruptData: The index of the log cannot be read.
+            StorageError: The store did not answer.
+        """
+        manifest = self._reader.manifest()
+        self._feeders.find(self._log.need())
+        found = [feeder for _, feeder in sorted(self._feeders.feeders.items())]
+        for feeder in found:
+            feeder.feed(manifest, check=True)
+            feeder.note(manifest.next_sequence)
+        return found
+
+
 def _views(target: Target, reader: str) -> list[tuple[Target, LogView]]:
     """Return the view of the log, or of each partition that was ever used."""
     queues = existing(target, reader)
@@ -569,7 +678,11 @@ def _views(target: Target, reader: str) -> list[tuple[Target, LogView]]:
 def _with_reader(
     views: Sequence[tuple[Target, LogView]], name: str
 ) -> list[tuple[Target, LogView]]:
-    return [(queue, view) for queue, view in views if name in view.index.readers]
+    return [
+        (queue, view)
+        for queue, view in views
+        if name in view.index.readers or name in view.index.v1
+    ]
 
 
 def _unread_by(target: Target, reader: str) -> list[Target]:

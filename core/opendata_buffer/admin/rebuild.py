@@ -394,7 +394,8 @@ def rebuild_index(queue: Target) -> str | None:
         hidden = (first for first, end in old.lost if log.segments.stored_between(first, end))
         keep_from = min([old.floor, *hidden])
     new = log.segments.with_pages(_index_of_segments(log, manifest.first_sequence, keep_from))
-    new = replace(new, readers=_readers_from(log, new.floor), retention_ms=KEEP_ALL_MS)
+    v1 = _v1_readers_from(log, {} if old is None else old.v1)
+    new = replace(new, readers=_readers_from(log, new.floor), v1=v1, retention_ms=KEEP_ALL_MS)
     if old is not None:
         new = replace(
             new,
@@ -452,6 +453,19 @@ def _index_of_segments(log: Log, end: int, keep_from: int) -> LogIndex:
 def _readers_from(log: Log, floor: int) -> tuple[str, ...]:
     """Return the names of the readers with a stored position, in order; see :func:`_reads`."""
     return tuple(sorted(name for name in stored_readers(log) if _reads(log, name, floor)))
+
+
+def _v1_readers_from(log: Log, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the prefixes of v1 consumers by their names, from an old index and the positions."""
+    found = dict(known)
+    for name in stored_readers(log):
+        try:
+            position = stored_position(log, name, log.queue_id)
+        except errors.CorruptData:
+            continue
+        if position is not None and position.v1 is not None:
+            found[name] = position.v1
+    return found
 
 
 def _index_in(raw: bytes | None, queue_id: str) -> LogIndex | None:

@@ -169,7 +169,7 @@ class SharedQueue(Queue):
         runtime: Runtime,
         claim: QueueClaim | None = None,
     ) -> None:
-        super().__init__(store, config, runtime=runtime, role="broker", claim=claim)
+        super().__init__(store, config, runtime=runtime, role="broker", claim=claim, feeds=True)
         self._condition = runtime.condition()
         self._calls: deque[object] = deque()
         self._written_at = float("-inf")

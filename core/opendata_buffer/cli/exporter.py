@@ -256,7 +256,11 @@ def _samples_of(level: Level, store: dict[str, str]) -> Iterator[Sample]:
         yield Sample("reader_lag", of_reader, reader.lag)
         yield Sample("reader_lag_seconds", of_reader, max(0.0, reader.oldest_unread_seconds or 0.0))
         yield Sample("reader_expires_seconds", of_reader, reader.expires_seconds)
-        yield Sample("reader_runs", of_reader, float(reader.runs))
+        if reader.v1 is None:
+            yield Sample("reader_runs", of_reader, float(reader.runs))
+        else:  # Whether a v1 consumer runs cannot be known.
+            yield Sample("reader_unfed", of_reader, reader.unfed)
+            yield Sample("reader_feeding_stopped", of_reader, float(bool(reader.stopped)))
 
 
 # ---- Serving

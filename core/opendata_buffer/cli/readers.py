@@ -12,6 +12,8 @@ from opendata_buffer.admin.queue_status import running_consumer
 from opendata_buffer.admin.readers import (
     LogSettings,
     ReaderStatus,
+    V1Feeding,
+    add_v1,
     check_limits,
     delete_reader,
     enable_logs,
@@ -23,13 +25,14 @@ from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.units import duration_ms, size_bytes
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.errors import log as logger
 from opendata_buffer.cli.options import Command, Group
 from opendata_buffer.cli.target import target_of
 from opendata_buffer.cli.terminal import reader_table, readers_table, show
 from opendata_buffer.cli.text import confirm, echo_json_lines, format_retention, format_span, plural
 from opendata_buffer.config import check_reader_name
 from opendata_buffer.consumer.place import Place
-from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.errors import CorruptData, InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Runtime
 
 MEANS = (
@@ -37,6 +40,11 @@ MEANS = (
     "from now on. Stop the consumers of other libraries and older releases: they would take "
     "batches from all readers, and their garbage collectors delete what the log keeps. Continue as "
     "a named reader. It cannot be undone"
+)
+
+V1_PREFIX_WARNING = (
+    "warning: never start that consumer with the data path prefix of the log: its collector would "
+    "delete the log's batches. Give it the right to delete below its own prefix only"
 )
 
 V1_WARNING = (
@@ -144,6 +152,94 @@ def _print_enabled(log: LogSettings, *, as_json: bool) -> None:
     for name, sequence in log.registered.items():
         line += f"\n{log.partition}: registered reader {name}, from sequence {sequence:,} on"
     click.echo(json.dumps(fields) if as_json else line)
+
+
+@readers.command(cls=Command)
+@options.queue
+@click.argument("name")
+@options.text(
+    "--v1",
+    "PREFIX",
+    "Prefix of a queue for the consumer, below which there is nothing yet. Its manifest is "
+    "PREFIX/manifest.",
+    required=True,
+)
+@options.text(
+    "--from",
+    "WHERE",
+    "Where the reader begins: earliest, latest, a sequence, or a time such as "
+    "2026-01-31T03:00:00Z.",
+    default="earliest",
+)
+@options.as_json
+@click.pass_obj
+def add(runtime: Any, /, name: str, v1: str, as_json: bool, **queue: Any) -> None:
+    """Make a consumer of another language (v1) a reader of a log.
+
+    Creates a queue with a manifest of its own, to which the processes of the log append the same
+    batches. Nothing is copied. Then start the consumer with the manifest path and the data path
+    prefix that this command prints, and with the same store. It gets every batch, also those of
+    transactions that are not committed. Our producers and collectors feed the queue; where none
+    runs, use 'readers feed'.
+    """
+    start = Place.parse(queue.pop("from"))
+    path, begin = add_v1(target_of(runtime, queue), name, v1, start)
+    fields = {"reader": name, "manifest_path": path, "data_path_prefix": v1, "begins": begin}
+    line = (
+        f"added reader {name}, from sequence {begin:,} on. Configure its consumer with:\n"
+        f"  manifest_path: {path}\n  data_path_prefix: {v1}"
+    )
+    click.echo(json.dumps(fields) if as_json else line)
+    click.echo(V1_PREFIX_WARNING, err=True)
+
+
+@readers.command(cls=Command)
+@options.queue
+@options.flag("--follow", "Continue until it is interrupted.")
+@options.number("--interval-ms", 500, "With --follow: milliseconds between two looks.")
+@options.as_json
+@click.pass_obj
+def feed(runtime: Any, /, follow: bool, interval_ms: int, as_json: bool, **queue: Any) -> None:
+    """Feed the queues of v1 consumers: append to them what is new in the log.
+
+    Producers of this library do so after each append, and collectors in each cycle. Use this where
+    only other programs write, so that their batches reach the consumers at once. Any number of
+    processes may feed at the same time.
+    """
+    feeding = V1Feeding(target_of(runtime, queue))
+    shown: list[dict[str, Any]] = []
+    while True:
+        try:
+            feeders = feeding.feed()
+        except TransientStorageError as error:
+            if not follow:
+                raise
+            logger.warning("tries again: %s", error)
+            runtime.sleep(interval_ms / 1000)
+            continue
+        lines = [
+            {
+                "reader": feeder.name,
+                "manifest_path": feeder.key,
+                "fed": None if feeder.queue is None else feeder.queue.next_sequence,
+                "stopped": feeder.fault,
+            }
+            for feeder in feeders
+        ]
+        if lines != shown and as_json:
+            echo_json_lines(lines)
+        elif lines != shown:
+            for feeder, line in zip(feeders, lines, strict=True):
+                state = feeder.fault or f"fed up to sequence {line['fed']}"
+                click.echo(f"{feeder.name}: {feeder.key}: {state}")
+        elif not lines and not follow:
+            click.echo("no v1 consumers: 'readers add' makes one", err=True)
+        shown = lines
+        if not follow:
+            break
+        runtime.sleep(interval_ms / 1000)
+    if stopped := [feeder.fault for feeder in feeders if feeder.fault]:
+        raise Failure(". ".join(stopped))
 
 
 @readers.command("list", cls=Command)

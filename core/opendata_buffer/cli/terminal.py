@@ -109,7 +109,7 @@ def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
             format_age(each.oldest_unread_seconds),
             f"{each.next_sequence:,}",
             _expiry(each),
-            Text(each.who if each.runs or each.position_missing else "none"),
+            Text(_program(each)),
         )
     return table
 
@@ -121,12 +121,21 @@ def reader_table(each: ReaderStatus) -> Group:
     rows = [
         ("next sequence", f"{each.next_sequence:,}"),
         ("behind", f"{plural(each.lag, 'batch')}{oldest}"),
-        ("consumer", each.who if each.runs else f"none, the last was {each.who}"),
+        ("consumer", _program(each) if each.runs or each.v1 else f"none, the last was {each.who}"),
         ("epoch", f"{each.epoch:,}"),
         ("last moved", format_time(each.moved_ms) or f"{each.moved_ms} ms"),
         ("expires in", _expiry(each)),
     ]
+    if each.v1 is not None:
+        fed = f"up to {each.fed or 0:,}, {plural(each.unfed, 'batch')} to go"
+        rows.append(("fed", each.stopped or fed))
     return name_value_table(f"{each.partition}: reader {each.name}", rows)
+
+
+def _program(each: ReaderStatus) -> str:
+    if each.stopped:
+        return f"{each.who}, FEEDING HAS STOPPED"
+    return each.who if each.runs or each.v1 or each.position_missing else "none"
 
 
 def _expiry(each: ReaderStatus) -> str:
@@ -213,7 +222,7 @@ def _reader(each: ReaderStatus) -> str:
     oldest = format_age(each.oldest_unread_seconds)
     return (
         f"{each.name}: {plural(each.lag, 'batch')}{size} behind, the oldest {oldest}; consumer "
-        f"{each.who if each.runs else 'none'}; expires in {_expiry(each)}"
+        f"{_program(each)}; expires in {_expiry(each)}"
     )
 
 

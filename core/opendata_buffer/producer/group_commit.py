@@ -102,6 +102,7 @@ class GroupCommitter(Committer):
             role="producer",
             claim=claim,
             after_conflict=lambda: self._fairness.lost(runtime.monotonic()),
+            feeds=True,
         )
         self._paced = store if isinstance(store, RateLimited) else None
         self._read_to: int | None = None

@@ -71,6 +71,8 @@ class LogIndex:
         changes: Number of changes of the index. It also makes every version differ in its bytes,
             because a store may compare versions by content.
         missing: By the name of a reader without a position, when the collector first missed it.
+        v1: The prefix of each reader that is a v1 consumer, by its name
+            (:mod:`opendata_buffer.queue.v1_feed`). A name that is not in ``readers`` has expired.
         others: Fields of later releases.
     """
 
@@ -85,12 +87,14 @@ class LogIndex:
     reader_expiry_ms: int = DEFAULT_READER_EXPIRY_MS
     changes: int = 0
     missing: Mapping[str, int] = field(default_factory=dict)
+    v1: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Return the bytes of the index."""
         levels = [rows_of(level) for level in self.levels]
-        return INDEX.encode_value(self, queue=self.queue_id, queue_id=None, levels=levels)
+        v1 = {**self.v1} or None
+        return INDEX.encode_value(self, queue=self.queue_id, queue_id=None, levels=levels, v1=v1)
 
     @classmethod
     def from_json(cls, data: bytes) -> LogIndex:
@@ -113,6 +117,9 @@ class LogIndex:
         missing = found.mapping("missing", {})
         if not all(map(is_number, missing.values())):
             raise found.wrong("missing", "names with times in milliseconds")
+        v1 = found.mapping("v1", {})
+        if not all(isinstance(prefix, str) for prefix in v1.values()):
+            raise found.wrong("v1", "names with prefixes")
         made = found.into(
             cls,
             queue_id=found.text("queue"),
@@ -120,6 +127,7 @@ class LogIndex:
             readers=tuple(readers),
             lost=lost,
             missing=missing,
+            v1=v1,
         )
         made._check(found)
         return made
@@ -166,8 +174,20 @@ class LogIndex:
         missing = {reader: at for reader, at in self.missing.items() if reader != name}
         return self.changed(readers=tuple(sorted({*self.readers, name})), missing=missing)
 
+    def with_v1_reader(self, name: str, prefix: str) -> LogIndex:
+        """Return the index with a v1 consumer as a reader; see :meth:`with_reader`."""
+        return replace(self.with_reader(name), v1={**self.v1, name: prefix})
+
+    def without_v1_reader(self, name: str) -> LogIndex:
+        """Return the index without a v1 consumer that was deleted."""
+        v1 = {reader: prefix for reader, prefix in self.v1.items() if reader != name}
+        return replace(self.without_readers([name]), v1=v1)
+
     def without_readers(self, names: Sequence[str]) -> LogIndex:
-        """Return the index without some readers, which then hold nothing."""
+        """Return the index without some readers, which then hold nothing.
+
+        A v1 consumer that has expired stays in ``v1``, so that its queue is not forgotten.
+        """
         readers = tuple(name for name in self.readers if name not in names)
         missing = {name: at for name, at in self.missing.items() if name not in names}
         return self.changed(readers=readers, missing=missing)

@@ -32,6 +32,9 @@ prefix belongs, and it holds a watermark that this manifest has reached at least
 * ``probed`` has the places at which a process has probed the store, so that later processes need
   not do it again (:mod:`opendata_buffer.stores.probed`, decision 0048).
 * ``log`` is true for a queue that has become a log.
+* ``reader`` is the name of a reader, and ``manifest`` that of its log, if the prefix has the queue
+  of a v1 consumer (:mod:`opendata_buffer.queue.v1_feed`). Such a marker has version 2, so that
+  earlier releases refuse it: they would take the queue for one of their own.
 * ``skipped`` has the ranges of sequences, first and one past the last, that never held batches,
   because a repair let a rebuilt manifest begin after them. Errors about losses do not count them.
 
@@ -68,6 +71,7 @@ log = logging.getLogger(__name__)
 OWNER_NAME = "_owner.json"
 
 _OWNER = Sidecar("the owner marker", "If one queue alone uses this data prefix, delete the object.")
+_OWNER_2 = replace(_OWNER, version=2)
 
 IS_LOG = "log"
 """Field of the marker that is true for a log. It is never taken back."""
@@ -161,6 +165,8 @@ class PrefixOwner:
         index_changes: Changes of a log's index; None before they were noted.
         skipped: Ranges of sequences that never held batches: first, and one past the last.
         probed: Probes of conditional writes that have passed, the last one at the end.
+        reader: The reader of the log with this manifest whose queue the prefix has; empty for the
+            prefix of a queue or log.
         others: Fields of later releases, and the field that marks a log.
     """
 
@@ -171,6 +177,7 @@ class PrefixOwner:
     index_changes: int | None = None
     skipped: tuple[tuple[int, int], ...] = ()
     probed: tuple[Probed, ...] = ()
+    reader: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self, data_path_prefix: str) -> bytes:
@@ -189,6 +196,8 @@ class PrefixOwner:
             own["skipped"] = [list(each) for each in self.skipped]
         if self.probed:
             own["probed"] = [asdict(probed) for probed in self.probed]
+        if self.reader:
+            return _OWNER_2.encode({**own, "reader": self.reader}, self.others)
         return _OWNER.encode(own, self.others)
 
     @classmethod
@@ -206,7 +215,7 @@ class PrefixOwner:
         Raises:
             CorruptData: They are not an owner marker, or a later version wrote them.
         """
-        fields = _OWNER.decode(data)
+        fields = _OWNER_2.decode(data)
         relative = fields.text("manifest")
         if not relative:
             raise fields.wrong("manifest", "the path of a manifest")
@@ -223,8 +232,11 @@ class PrefixOwner:
         queue_id = fields.text("id", "")
         skipped = fields.ranges("skipped")[-MOST_SKIPPED:]
         probed = tuple(_parsed_probes(fields.items("probed", [])))[-MOST_PROBED:]
+        reader = fields.text("reader", "")
         others = fields.others()
-        return cls(manifest_path, queue_id, watermark, grace_ms, changes, skipped, probed, others)
+        return cls(
+            manifest_path, queue_id, watermark, grace_ms, changes, skipped, probed, reader, others
+        )
 
     def with_probe(self, probed: Probed | None) -> PrefixOwner:
         """Return the marker with one more probe, or this one if it has the probe already."""

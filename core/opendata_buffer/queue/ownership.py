@@ -517,6 +517,13 @@ def _claim_of(
 
 
 def _check_manifest_path(owner: PrefixOwner, config: QueueConfig, url: str) -> None:
+    if owner.reader:
+        raise errors.InvalidInput(
+            f"data prefix {config.data_path_prefix!r} has the queue of reader {owner.reader!r} of "
+            f"the log with manifest {owner.manifest_path!r}: only v1 consumers may read it, and "
+            "only the processes of the log may write it. Write to the log, and read it as a reader "
+            "with another name."
+        )
     if owner.manifest_path != config.manifest_path:
         hint = Hint(Action.CORRECT_OWNER, queue_name(url, config))
         raise errors.PrefixConflict(

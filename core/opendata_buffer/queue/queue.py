@@ -62,6 +62,7 @@ from opendata_buffer.queue.stored_manifest import (
     manifest_object,
     vanished,
 )
+from opendata_buffer.queue.v1_feeding import Feeding
 from opendata_buffer.runtime import Interval, Runtime
 
 T = TypeVar("T")
@@ -189,6 +190,7 @@ class Queue:
         after_conflict: See :class:`.CasObject`.
         open_pause: Opens a connection to the broker at the first lost race, to ask for a pause. For
             owners that read before they write. None if no broker should be asked.
+        feeds: Whether to feed the v1 consumers of a log after each append, in a thread.
     """
 
     # Producers write all the time, so the manifest that a consumer remembers is out of date. One
@@ -206,6 +208,7 @@ class Queue:
         claim: QueueClaim | None = None,
         after_conflict: Callable[[], float | None] | None = None,
         open_pause: OpenPause | None = None,
+        feeds: bool = False,
     ) -> None:
         self._store = store
         self._open_pause = open_pause
@@ -247,6 +250,9 @@ class Queue:
         self._warnings = Interval(runtime, WARN_S)
         self._log: Log | None = None
         self._log_searches = Interval(runtime, NO_LOG_S)
+        self._feeding = (
+            Feeding(store, config, runtime, self.queue_id, is_log=self.is_log) if feeds else None
+        )
         self._moved = 0
         self._move_at = Log.most_entries
         self._long = 0
@@ -268,6 +274,8 @@ class Queue:
 
     def close(self) -> None:
         """Write into the owner marker how far the queue got. Repeatable; never raises."""
+        if self._feeding is not None:
+            self._feeding.close()
         manifest = self._object.last_seen
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, now=True, acked_location=self._acked_location(manifest))
@@ -368,6 +376,8 @@ class Queue:
         self._note_share(manifest)
         if append.stopped is not None:
             return append.stopped
+        if self._feeding is not None:
+            self._feeding.appended(manifest)
         self._move(manifest)
         return append.sequence
 

@@ -34,6 +34,7 @@ from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_positions import ReaderPosition, position_object
 from opendata_buffer.queue.reader_queue import ReaderQueue, too_many_readers
+from opendata_buffer.queue.v1_admin import close_v1_queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Delete
 
@@ -182,6 +183,8 @@ def _prepare_position(
 def unregister(store: Delete, log_: Log, name: str) -> LogIndex:
     """Delete a reader: first its position, then its name.
 
+    The queue of a v1 consumer is closed before that.
+
     Args:
         store: Deletes the position.
         log_: The log.
@@ -195,13 +198,19 @@ def unregister(store: Delete, log_: Log, name: str) -> LogIndex:
         StorageError: The store did not answer, or refused a write.
     """
     index = log_.need()
-    if name not in index.readers:
+    if name not in index.readers and name not in index.v1:
         raise unknown_reader(name, index)
-    store.delete_many([position_object(log_, name).key])
-    return log_.change(lambda before: before and before.without_readers([name]))
+    if name in index.v1:
+        close_v1_queue(log_, index.v1[name])
+    for failure in store.delete_many([position_object(log_, name).key]):
+        # With its name gone, a position that is left would let a new reader of this name continue.
+        raise errors.TransientStorageError(
+            f"{failure.key!r} in {log_.store.url} was not deleted: {failure.reason}. Try again."
+        )
+    return log_.change(lambda before: before and before.without_v1_reader(name))
 
 
 def unknown_reader(name: str, index: LogIndex) -> errors.InvalidInput:
     """Return the error for a name that is not in the index, with the names that are."""
-    known = ", ".join(index.readers) or "none yet"
+    known = ", ".join(sorted({*index.readers, *index.v1})) or "none yet"
     return errors.InvalidInput(f"there is no reader {name!r}; readers of this log: {known}")

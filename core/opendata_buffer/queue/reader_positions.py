@@ -73,6 +73,9 @@ class ReaderPosition:
         moved_ms: When this object was last written, in milliseconds since the Unix epoch.
         read: The first sequence that the consumer has not read, if it has noted that; else 0. It
             keeps no batches, and a consumer that starts does not continue there.
+        v1: The prefix of a v1 consumer's queue; None for all other readers. ``next`` and ``epoch``
+            are then those of that queue, as they were last seen.
+        fed: The sequence up to which that queue was fed, as it was last seen.
         others: Fields of later releases.
     """
 
@@ -85,6 +88,8 @@ class ReaderPosition:
     since_ms: int = 0
     moved_ms: int = 0
     read: int = 0
+    v1: str | None = None
+    fed: int | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
@@ -238,3 +243,12 @@ def read_positions(
             position = ReaderPosition(index.queue_id, index.floor, 0, moved_ms=moved_ms)
         found[name] = position
     return found
+
+
+def not_for_v1(name: str) -> errors.InvalidInput:
+    """Return the error for a program or a reset that uses the name of a v1 consumer."""
+    return errors.InvalidInput(
+        f"reader {name!r} is a v1 consumer, whose queue only moves forward: it cannot be reset, "
+        "and no other consumer can have its name. To read again or to skip, delete it and add it "
+        "again with another prefix."
+    )

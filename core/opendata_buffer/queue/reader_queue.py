@@ -53,7 +53,11 @@ from opendata_buffer.queue.log_index import MOST_READERS, REMEMBERED, LogIndex
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.reader_positions import ReaderPosition, position_object
+from opendata_buffer.queue.reader_positions import (
+    ReaderPosition,
+    not_for_v1,
+    position_object,
+)
 from opendata_buffer.queue.stored_manifest import ends_before
 from opendata_buffer.runtime import Interval, Runtime
 
@@ -336,6 +340,8 @@ class ReaderQueue:
         def decide(before: ReaderPosition | None) -> ReaderPosition:
             if before is not None and before.queue_id != index.queue_id:
                 before = None  # It belongs to the queue before it was started over.
+            if before is not None and before.v1 is not None:
+                raise not_for_v1(self.name)
             start = given
             if start is None and before is not None:
                 start = before.next

@@ -61,6 +61,25 @@ def read(store: MemoryStore, **labels: str) -> dict[str, float]:
 # ---- Gauges
 
 
+def test_a_v1_consumer_shows_what_it_lacks_and_whether_feeding_has_stopped(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"], [b"b"])
+    ok("readers", "enable", url, "--yes")
+    ok("readers", "add", url, "other", "--v1", "other")
+    found = read(store, reader="other")
+    assert (found["reader_lag"], found["reader_unfed"], found["reader_feeding_stopped"]) == (
+        2,
+        2,
+        0,
+    )
+    assert "reader_runs" not in found
+    ok("readers", "feed", url)
+    assert read(store, reader="other")["reader_unfed"] == 0
+    store.delete_many(["other/manifest"])
+    assert read(store, reader="other")["reader_feeding_stopped"] == 1
+
+
 def test_a_queue_that_no_consumer_reads_shows_what_status_shows(
     url: str, store: MemoryStore
 ) -> None:
@@ -130,9 +149,14 @@ def test_every_gauge_has_the_labels_of_the_table_and_the_units_of_the_library(
     ok("readers", "enable", url, "--yes")
     fill(url, [b"a"], data_path_prefix=first)
     ok("readers", "reset", url, "slow", "--to-earliest", "--partition", "0")
-    watch = watch_of(store)
-    watch.read()
-    seen = {sample.name: tuple(sample.labels) for sample in watch.samples()}
+    log = f"{url}-log"
+    fill(log, [b"a"])
+    ok("readers", "enable", log, "--yes")
+    ok("readers", "add", log, "other", "--v1", "other")
+    watches = [watch_of(each) for each in (store, MemoryStore.named(log.removeprefix("memory://")))]
+    for watch in watches:
+        watch.read()
+    seen = {sample.name: tuple(sample.labels) for watch in watches for sample in watch.samples()}
     assert seen == {name: row.labels for name, row in metrics.EXPORTED.items()}
     for row in metrics.TABLE:
         if same := metrics.EXPORTED.get(row.name.removeprefix(metrics.PREFIX)):
