@@ -33,6 +33,7 @@ PLAIN: dict[str, Call] = {
     "commands": ("commands.rows",),
     "s3": ("consumer.s3_rows",),
     "cost": ("costs.rows",),
+    "idle": ("idle.rows",),
     "growth": ("growth.rows",),
     "spark_cores": ("spark_available_now.core_rows",),
     "peers": ("peers.rows",),
@@ -67,7 +68,7 @@ GROUPS = {
 OLD_NAMES = {"oncall": "commands"}
 DEFAULT = (
     "codec", "producers", "pace", "topics", "broker", "consumer", "read", "log", "commands", "s3",
-    "cost", "spark",
+    "cost", "idle", "spark",
 )  # fmt: skip
 """The suites of ``./run bench`` without arguments. The other ones take half an hour each, download
 Kafka, or are parts of these."""

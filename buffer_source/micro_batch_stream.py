@@ -44,15 +44,17 @@ from buffer_source.planner import (
     rate_limit,
 )
 from opendata_buffer import metrics
+from opendata_buffer.consumer.pace import FIRST_PAUSE_S, PollPace
 from opendata_buffer.queue.hints import removed_before
 from opendata_buffer.queue.neighbours import TOPIC_KEY
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.listed import with_looks
 
 log = logging.getLogger(__name__)
 
-POLL_INTERVAL_S = 0.1
-"""Minimum seconds between two polls of an idle queue."""
+QUIET_S = 0.5
+"""Seconds of a pause from which on the partitions of a topic are polled by a listing."""
 
 NOTE_READ_S = 10.0
 """Idle seconds after which a reader of a log notes how far it has read."""
@@ -70,20 +72,23 @@ class MicroBatchStream:
 
     def __init__(self, options: SourceOptions, store: Store, runtime: Runtime) -> None:
         self._options = options
-        self._store = store
+        self._store, self._look = with_looks(store, runtime)
         self._runtime = runtime
+        self._pace = PollPace(options.idle_poll_ms)
+        self._queue_ends: dict[str, int] = {}  # As the last poll has seen them.
+        self._polled_at = 0.0  # When the last poll ended, monotonic seconds.
+        self._ran = False  # Whether Spark has run a micro-batch since then.
         # An error in any call ends the query, so transient ones are retried.
         self._retrying = options.consumer.retries(runtime, before_pause=self._count_retry)
         names = ("batches", "bytes", "droppedRepeats", "missing", "retries")
         self._counts: dict[str, Any] = dict.fromkeys(names, 0)  # Of this run; see report().
-        self._partitions = SourcePartitions(options, store, runtime)
+        self._partitions = SourcePartitions(options, self._store, runtime)
         self._streams: dict[str, PartitionStream] = {}
         self._log = CommitLog()
         self._warned = False
         self._frozen: list[str] | None = None  # Partitions that a run with AvailableNow reads.
         self._left: set[str] = set()  # Partitions that left the offset, closed for good and empty.
-        self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
-        self._moved_at: float | None = None  # When a micro-batch was last ended, the same.
+        self._moved_at: float | None = None  # When a micro-batch was last ended, monotonic seconds.
         self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
 
     def prepare_available_now(self) -> None:
@@ -116,10 +121,12 @@ class MicroBatchStream:
         starts: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
         committed = self._log.holds(start, self._runtime.monotonic())
         self._await_poll()
+        began = self._runtime.monotonic()
         options, limits = self._options, ReadLimits()
         if not unlimited:
             limits = ReadLimits(options.max_batches, options.max_bytes, options.max_records)
-        current, polls = self._poll(starts, limits, is_new=start is None, committed=committed)
+        with self._look(len(starts) + 1, idle=self._pace.pause_s > QUIET_S):
+            current, polls = self._poll(starts, limits, is_new=start is None, committed=committed)
         if start is None:
             self._warn_of_removed()
         self._register_reader()
@@ -128,9 +135,16 @@ class MicroBatchStream:
             counts = dict.fromkeys(polls, 0)
         ends = self._ends(polls, counts)
         moved = {name for name, poll in polls.items() if poll.fixed or ends[name].next > poll.begin}
+        self._polled_at, self._ran = self._runtime.monotonic(), False
         if moved:
-            self._moved_at = self._runtime.monotonic()
-        self._idle_at = None if moved else self._runtime.monotonic()
+            self._moved_at = self._polled_at
+        queue_ends = {name: self._stream(name).queue_end for name in polls}
+        # Batches also come if a transaction or minOffsetsPerTrigger holds them back.
+        if moved or queue_ends != self._queue_ends:
+            self._pace.looked(True, began, self._polled_at)
+        if not moved:
+            self._pace.looked(False, began, self._polled_at)
+        self._queue_ends = queue_ends
         drained = [stream.name for stream in self._streams.values() if stream.empty]
         self._partitions.remove_drained(drained)
         if start is not None and not moved:
@@ -159,6 +173,7 @@ class MicroBatchStream:
             OpenDataBufferError: As :meth:`latest_offset`.
         """
         self._partitions.check(end)
+        self._ran = True
         self._log.planned(start)
         starts: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
 
@@ -187,6 +202,7 @@ class MicroBatchStream:
             InvalidInput: ``end`` belongs to another source.
         """
         self._partitions.check(end)
+        self._ran = True
         self._log.committed(end)
         self._acknowledge(end.partitions)
 
@@ -405,15 +421,25 @@ class MicroBatchStream:
         return [next(measured[batch.partition]) for batch in batches]
 
     def _await_poll(self) -> None:
-        """Let :data:`POLL_INTERVAL_S` pass between two polls of idle queues.
+        """Wait until an idle queue is to be polled again.
 
         The answer of the last poll is older than the call, so it must not be given again. Otherwise
         ``processAllAvailable()`` would return before the query has seen all available batches.
+
+        Spark calls again after 10 ms if nothing was found by the sources of a query. Then the pause
+        is that of :class:`.PollPace`. It is a short one if Spark has done something else since the
+        last poll: it ran a micro-batch of another source, polled another source that waited, or let
+        the interval of its trigger pass. Then a longer pause would delay the records of others, or
+        make the interval longer than it was set.
         """
-        if self._idle_at is not None and self._frozen is None:
-            left = self._idle_at + POLL_INTERVAL_S - self._runtime.monotonic()
-            if left > 0:
-                self._runtime.sleep(left)
+        if self._frozen is not None or not self._pace.pause_s:
+            return
+        waited_s = self._runtime.monotonic() - self._polled_at
+        pause_s = self._pace.pause_s
+        if self._ran or waited_s >= FIRST_PAUSE_S:
+            pause_s = FIRST_PAUSE_S
+        if pause_s > waited_s:
+            self._runtime.sleep(pause_s - waited_s)
 
     def _warn_of_removed(self) -> None:
         """Warn once if batches were removed before this new query began with the oldest ones.

@@ -169,6 +169,11 @@ def _position(read: OptionReader, name: str, default: Offsets | None) -> Any:
     )
 
 
+def _at_least_one(read: OptionReader, name: str, default: int) -> int:
+    number: int = read.integer(name, default, least=1)
+    return number
+
+
 def _delay(read: OptionReader, name: str, default: int) -> int:
     """Read a duration as Spark writes it: a number with a unit, or milliseconds without one."""
     value = read.text(name)
@@ -236,6 +241,7 @@ class SourceOptions:
     max_records: int | None = option("maxOffsetsPerTrigger", None, whole_number(least=1))
     min_records: int | None = option("minOffsetsPerTrigger", None, whole_number(least=1))
     max_delay_ms: int = option("maxTriggerDelay", 15 * 60 * 1000, _delay)
+    idle_poll_ms: int = option("idlePollMs", 2_000, _at_least_one)
     gc: GarbageCollectorConfig = option("gcEnabled", GarbageCollectorConfig(), _collector)
     # The first sequence not read; None is latest.
     ending_offsets: Offsets | None = option("endingOffsets", None, _position)

@@ -550,6 +550,7 @@ class ConsumerSettings(QueueSettings, total=False):
     ack_interval: int
     create_if_missing: bool
     reader: str
+    idle_poll_ms: int
 
 
 class WorkerSettings(ConsumerSettings, total=False):
@@ -684,6 +685,10 @@ class ConsumerConfig(QueueConfig):
         reader: The name to read a log by (``opendata-buffer readers enable``). Each name has a
             position of its own and reads everything. 1 to 100 letters, digits, ``.``, ``_`` and
             ``-``. Default: no name, for the only consumer of a queue.
+        idle_poll_ms: How long a record may wait in a queue that has been empty for some time, until
+            a consumer looks again, in milliseconds, at least 1. The pause between two looks grows
+            from 0.1 s on, and is at most a fifth of the time for which the queue has been empty.
+            Default 2,000.
 
     Raises:
         InvalidInput: A setting cannot be used, as for :class:`QueueConfig`; or the reader's name is
@@ -694,6 +699,7 @@ class ConsumerConfig(QueueConfig):
     ack_interval: int = 100
     create_if_missing: bool = False
     reader: str = ""
+    idle_poll_ms: int = 2_000
 
     def __post_init__(self) -> None:
         gc: object = self.gc

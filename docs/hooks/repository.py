@@ -49,6 +49,7 @@ def outside_pages() -> dict[str, str]:
         pages[f"examples/{example.name}"] = f"how-to/examples/{example.stem}.md"
     pages["examples/kubernetes/broker.yaml"] = "how-to/examples/kubernetes.md"
     pages["examples/kubernetes/scale-from-zero.yaml"] = "how-to/examples/scale-from-zero.md"
+    pages["examples/kubernetes/job-on-backlog.yaml"] = "how-to/examples/job-on-backlog.md"
     for readme in sorted((ROOT / "examples").glob("*/README.md")):
         pages[f"examples/{readme.parent.name}/README.md"] = (
             f"how-to/examples/{readme.parent.name}.md"

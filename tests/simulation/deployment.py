@@ -28,8 +28,9 @@ operator restarts fenced brokers, for example. Without that, a correct product w
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +38,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 import opendata_buffer.gc
+from buffer_source import micro_batch_stream
 from opendata_buffer import outcomes
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trimming import collect
@@ -65,6 +67,7 @@ from opendata_buffer.queue import log_index, reader_queue, v1_feed
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_segments import Segments
 from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.stores import listed
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.probed import Probed
@@ -101,7 +104,8 @@ ONE = ""
 
 @contextmanager
 def small_logs() -> Iterator[None]:
-    """Use log segments of a few entries, and remember few entries, to reach both limits soon."""
+    """Make limits small, to reach them soon: segments of a few entries, few remembered entries, and
+    a listing for each look at a topic."""
     with (
         mock.patch.object(Log, "most_entries", 8),
         mock.patch.object(Log, "left_entries", 3),
@@ -113,6 +117,9 @@ def small_logs() -> Iterator[None]:
         mock.patch.object(v1_feed, "MOST_ENTRIES", 6),
         # A killed process's generator would take its lock when it is collected as garbage.
         mock.patch.object(topic_consumer, "MAX_PREFETCH", 1),
+        mock.patch.object(topic_consumer, "QUIET_S", -1.0),
+        mock.patch.object(micro_batch_stream, "QUIET_S", -1.0),
+        mock.patch.object(listed, "LEAST_FOLDERS", 1),
     ):
         yield
 
@@ -183,6 +190,16 @@ class NodeStore:
         listing = self._inner.list(prefix, **options)
         self._deployment.simulation.checkpoint()
         return listing
+
+    def list_versions(self, prefix: str, most: int) -> Mapping[str, str] | None:
+        """List each object at an instant of its own, as a service may."""
+        self._begin("list_versions", prefix)
+        found: dict[str, str] = {}
+        for key in sorted(self._inner.list_versions(prefix, sys.maxsize) or ()):
+            found |= self._inner.list_versions(key, sys.maxsize) or {}
+            if not key.endswith(".batch"):
+                self._deployment.simulation.checkpoint()
+        return found if len(found) <= most else None
 
     def delete_many(self, keys: Any) -> tuple[DeleteFailure, ...]:
         failed: list[DeleteFailure] = []

@@ -24,6 +24,8 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.errors import DataLoss, Drained, Fenced, FlushFailed
+from opendata_buffer.stores import listed
+from opendata_buffer.topic import consumer as topic_consumer
 from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.producer import TopicHandle
 from opendata_buffer.topic.topic import Topic, seal_partition
@@ -47,6 +49,14 @@ CONSUMING = ConsumerConfig(
 )
 CALM = HarshPlan(get_ms=10, put_ms=10, cas_ms=10)
 KEYS = 6
+
+
+@pytest.fixture(autouse=True)
+def listings(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every second seed begin each look at the topic with a listing."""
+    if seed % 2:
+        monkeypatch.setattr(listed, "LEAST_FOLDERS", 1)
+        monkeypatch.setattr(topic_consumer, "QUIET_S", -1.0)
 
 
 class TopicCluster(PublishingCluster):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.stores.base import DeleteFailure, Listing, PutOutcome
+from opendata_buffer.stores.listed import ListsVersions
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 
 
@@ -86,6 +87,18 @@ class HarshStore(FaultyStore):
             self._end(self.plan.cas_ms)
             return outcomes.Unknown("injected: the request is still under way")
         return super().put_if(key, data, condition)
+
+    def list_versions(self, prefix: str, most: int) -> Mapping[str, str] | None:
+        """List each object before or after the time that the request takes, as a service may."""
+        before = super().list_versions(prefix, most)
+        if before is None or not isinstance(self.inner, ListsVersions):
+            return None
+        after = self.inner.list_versions(prefix, most) or {}
+        with self._lock:
+            return {
+                key: self._dice.choice((before.get(key, version), version))
+                for key, version in after.items()
+            }
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         if self._hangs():

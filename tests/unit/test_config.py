@@ -91,9 +91,9 @@ def test_settings_are_keyword_arguments_of_producers_and_consumers(tmp_path: Pat
 
 
 def test_a_producer_and_a_consumer_have_few_settings() -> None:
-    """They have at most ten and eight settings, including those of ``QueueConfig``."""
+    """They have at most ten and nine settings, including those of ``QueueConfig``."""
     shared = ["store", "data_path_prefix", "manifest_path", "store_options"]
-    consumer = [*shared, "gc", "ack_interval", "create_if_missing", "reader"]
+    consumer = [*shared, "gc", "ack_interval", "create_if_missing", "reader", "idle_poll_ms"]
     assert [each.name for each in fields(ProducerConfig)] == [
         *shared, "flush_interval_ms", "flush_size_bytes", "max_buffered_bytes", "compression",
         "delivery_timeout_ms", "broker",

@@ -103,7 +103,7 @@ def test_the_options_of_source_and_sink_are_those_of_the_code() -> None:
     assert storage | sink | {"valueFormat"} == set(SINK_OPTIONS)
     anchors = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)`', text_of(OPTIONS), flags=re.MULTILINE)
     assert {name for name, option in anchors if name == option} == {*SOURCE_OPTIONS, *SINK_OPTIONS}
-    assert len(anchors) <= 38, "each option is listed once"
+    assert len(anchors) <= 39, "each option is listed once"
     refused = first_column(section(OPTIONS, "Names that are refused"))
     assert refused - {"kafka.bootstrap.servers", "kafka."} == set(INSTEAD)
 
@@ -294,7 +294,7 @@ def test_the_first_example_in_spark_is_followed_by_a_warning_that_reading_remove
 
 def test_the_documentation_is_short() -> None:
     pages = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
-    assert sum(len(page.read_text("utf-8").split()) for page in pages) <= 25_800
+    assert sum(len(page.read_text("utf-8").split()) for page in pages) <= 26_300
 
 
 def test_the_readme_is_short_and_no_page_installs_from_an_index() -> None:
@@ -660,6 +660,21 @@ def test_the_shell_s_example_runs(tmp_path: Path) -> None:
             assert numbers.startswith(out)
             consumed += 1
     assert consumed == 2
+
+
+def test_the_job_for_kubernetes_runs_one_at_a_time_and_asks_for_an_existing_gauge() -> None:
+    yaml = pytest.importorskip("yaml")
+    folder = ROOT / "examples" / "kubernetes"
+    job = yaml.safe_load((folder / "job-on-backlog.yaml").read_text("utf-8"))["spec"]
+    assert job["maxReplicaCount"] == 1
+    (container,) = job["jobTargetRef"]["template"]["spec"]["containers"]
+    assert container["command"][-1].endswith("load_orders.py")
+    program = (ROOT / "examples/databricks/src/load_orders.py").read_text("utf-8")
+    for flag in container["args"][::2]:
+        assert f'"{flag.removeprefix("--")}"' in program
+    (trigger,) = job["triggers"]
+    (gauge,) = re.findall(r"\bbuffer_\w+", trigger["metadata"]["query"])
+    assert gauge in {row.name.replace(".", "_") for row in EXPORTED.values()}
 
 
 def test_the_example_for_kubernetes_runs_existing_commands_and_asks_for_existing_gauges() -> None:

@@ -208,6 +208,8 @@ ABOUT_THE_REPOSITORY = {
     "test_packaging.py": "checks the packages that pyproject.toml builds",
     "test_references.py": "checks the references in the docstrings of all modules",
     "test_repository_files.py": "checks .github, the version, and what newcomers read first",
+    "test_file_arrival.py": "simulates the trigger of a job, and what runs start",
+    "test_idle.py": "counts the requests of programs that wait",
     "test_starting.py": "counts the requests of processes that start",
     "test_upgrade.py": "compares the pages about the release with the code and the figures",
     "test_site.py": "checks docs/hooks.py and the site that it helps to build",

@@ -64,6 +64,7 @@ from opendata_buffer.broker.protocol import (
 )
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.entries import EntryConsumer
+from opendata_buffer.consumer.pace import PollPace
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.hints import Action, Hint
 from opendata_buffer.quarantine import quarantine
@@ -79,7 +80,8 @@ MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 """About the most bytes of one answer; batches that do not fit are handed out later."""
 
 POLL_S = 0.25
-"""Seconds between two reads of the queue while workers wait, for batches of other processes."""
+"""Fewest seconds between two reads of the queue while workers wait, for batches of other processes.
+The longer nothing comes, the rarer they are."""
 
 ACK_S = 1.0
 """Seconds between two acknowledgements while workers wait, because they would wait for each write.
@@ -271,8 +273,8 @@ class DispatcherTerm:
         self.rests: dict[int, float] = {}
         """Until when a released batch rests, monotonic seconds, by sequence."""
         self._stuck: set[int] = set()
-        self.read_at = float("-inf")
-        """When the queue was last read for more batches, monotonic seconds."""
+        self._read_at = float("-inf")
+        self._pace = PollPace(config.idle_poll_ms, first_s=POLL_S)
         self.consumer = EntryConsumer(
             config, store=store, runtime=runtime, queue=queue, program="broker for workers"
         )
@@ -298,12 +300,18 @@ class DispatcherTerm:
         Returns:
             False when the queue has no more.
         """
-        self.read_at = now
+        self._read_at = now
         found = self.consumer.next_entries(count)
+        self._pace.looked(bool(found), now, self._runtime.monotonic())
         for each in found:
             self.known[each.sequence] = each
             self.end = each.sequence + 1
         return bool(found)
+
+    @property
+    def read_due_at(self) -> float:
+        """When to read the queue again while workers wait, monotonic seconds."""
+        return self._read_at + max(POLL_S, self._pace.pause_s)
 
     def resting(self, now: float) -> set[int]:
         """Return the batches that must not be handed out at this moment."""
@@ -595,7 +603,7 @@ class Dispatcher:
             else:
                 times = [*term.heartbeats.lapses.values(), *term.rests.values()]
                 if self._claiming:
-                    times.append(term.read_at + POLL_S)
+                    times.append(term.read_due_at)
                     times += [each.until for each in self._claiming]
             if times and min(times) <= now:
                 return
@@ -610,7 +618,7 @@ class Dispatcher:
         this_round.lapse()
         for request in finishing:
             this_round.finish(request)
-        is_due = has_new_batches or now >= term.read_at + POLL_S
+        is_due = has_new_batches or now >= term.read_due_at
         left = this_round.hand_out(claiming, is_due)
         term.write(this_round.claims)
         # The claims are stored: only now may the requests be answered.

@@ -31,6 +31,7 @@ from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, PARTITION_NAME, Con
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.consumer.isolation import ReadCommitted
+from opendata_buffer.consumer.pace import PollPace
 from opendata_buffer.consumer.place import EARLIEST, Place
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, InvalidInput, OpenDataBufferError, PoisonBatch
@@ -55,7 +56,7 @@ Consumer)."""
 
 READ_AHEAD_BYTES = 64 * 1024 * 1024  # Stored batches held in memory while one is written out.
 PARTITION_ENTRIES = 256  # Entries of a partition that are read from its manifest at once.
-POLL_S = 0.5  # Seconds between two reads of an empty queue, with ``--follow``.
+POLL_S = 0.5  # Fewest seconds between two reads of an empty queue, with ``--follow``.
 
 
 @command(timeout_ms=LONG_MS)
@@ -161,9 +162,9 @@ def consume(
         else:
             owner = Consumer(config, **internals(store=store, runtime=runtime), program=PROGRAM)
             source = _queue_source(stack.enter_context(owner), owner.fetch_handle(), runtime)
-        wait = (lambda: runtime.sleep(POLL_S)) if follow else None
+        looked = _Follower(runtime, config.idle_poll_ms).looked if follow else None
         try:
-            write_out(source, writer, max_batches=max_batches, wait=wait)
+            write_out(source, writer, max_batches=max_batches, looked=looked)
         except PoisonBatch as error:
             if ack or config.reader:
                 raise
@@ -332,7 +333,7 @@ def write_out(
     writer: RecordWriter,
     *,
     max_batches: int | None = None,
-    wait: Callable[[], None] | None = None,
+    looked: Callable[[bool], None] | None = None,
 ) -> None:
     """Write records out, then acknowledge them, group by group.
 
@@ -345,7 +346,8 @@ def write_out(
         source: The source of the batches.
         writer: Writes the records.
         max_batches: Stop after this many batches; None for no limit.
-        wait: Called when the source has no batch; None to return then.
+        looked: Called after each look at the source, with whether it had a batch. It may wait. None
+            to return when there is no batch.
     """
     most = sys.maxsize if max_batches is None else max_batches
     while left := most - writer.total["batches"]:
@@ -361,10 +363,25 @@ def write_out(
             if written:
                 writer.persist()
                 source.acknowledge(written)
-        if not written:
-            if wait is None:
-                return
-            wait()
+        if looked is not None:
+            looked(bool(written))
+        elif not written:
+            return
+
+
+class _Follower:
+    """Waits between two looks at an empty queue."""
+
+    def __init__(self, runtime: Runtime, longest_ms: int) -> None:
+        self._runtime = runtime
+        self._pace = PollPace(longest_ms, first_s=POLL_S)
+        self._began = runtime.monotonic()
+
+    def looked(self, found: bool) -> None:
+        self._pace.looked(found, self._began, self._runtime.monotonic())
+        if self._pace.pause_s:
+            self._runtime.sleep(self._pace.pause_s)
+        self._began = self._runtime.monotonic()
 
 
 def _queue_source(

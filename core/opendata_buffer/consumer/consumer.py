@@ -21,6 +21,7 @@ from opendata_buffer.config import ConsumerConfig, ConsumerSettings
 from opendata_buffer.consumer.entries import EntryConsumer
 from opendata_buffer.consumer.lag import Lag
 from opendata_buffer.consumer.loop import BatchLoop
+from opendata_buffer.consumer.pace import PollPace
 from opendata_buffer.consumer.place import PlaceLike
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import InvalidInput
@@ -124,6 +125,7 @@ class Consumer(BatchLoop):
         self._config = ConsumerConfig.of(config, given)
         self._runtime = parts.runtime if parts.runtime is not None else SystemRuntime()
         self._closed = False
+        self._poll_pace = PollPace(self._config.idle_poll_ms)
         self._entries = EntryConsumer(
             self._config,
             last_acked_sequence,

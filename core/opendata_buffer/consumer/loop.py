@@ -17,10 +17,7 @@ if TYPE_CHECKING:  # pyarrow takes 0.2 s to import, which a planner does not nee
     import asyncio
 
     from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
-
-FIRST_POLL_S, MOST_POLL_S = 0.1, 1.0
-"""Seconds between two reads of the manifest while a consumer waits. They double from the first
-number up to the second."""
+    from opendata_buffer.consumer.pace import PollPace
 
 
 class BatchLoop(FamiliarNames, Closeable):
@@ -31,6 +28,7 @@ class BatchLoop(FamiliarNames, Closeable):
     _runtime: Runtime
     _lock: Condition
     _closed: bool
+    _poll_pace: PollPace
 
     def __init__(self) -> None:
         self._returned: deque[ConsumedBatch] = deque()
@@ -116,10 +114,10 @@ class BatchLoop(FamiliarNames, Closeable):
         import asyncio  # Imported late: it takes 20 ms.
 
         until = None if timeout is None else self._runtime.monotonic() + timeout
-        pause_s = FIRST_POLL_S
         while True:
             if self._cancelled is not None:  # its batch comes first
                 await asyncio.wait([self._cancelled])
+            began = self._runtime.monotonic()
             call = asyncio.ensure_future(asyncio.to_thread(self._take, arrow=False))
             try:
                 batch: ConsumedBatch | None = await asyncio.shield(call)
@@ -127,11 +125,10 @@ class BatchLoop(FamiliarNames, Closeable):
                 self._cancelled = call
                 call.add_done_callback(self._put_back)
                 raise
-            left = pause_s if until is None else min(pause_s, until - self._runtime.monotonic())
+            left = self._pause(batch is not None, began, until)
             if batch is not None or left <= 0:
                 return batch
             await asyncio.sleep(left)
-            pause_s = min(2 * pause_s, MOST_POLL_S)
 
     def __iter__(self) -> Self:
         """Return the consumer. Each ``next()`` waits for a batch, until the consumer is closed."""
@@ -163,15 +160,28 @@ class BatchLoop(FamiliarNames, Closeable):
 
     def _next_within(self, timeout: float | None, *, arrow: bool) -> Any:
         until = None if timeout is None else self._runtime.monotonic() + timeout
-        pause_s = FIRST_POLL_S
         while True:
+            began = self._runtime.monotonic()
             batch = self._take(arrow=arrow)
-            left = pause_s if until is None else min(pause_s, until - self._runtime.monotonic())
+            left = self._pause(batch is not None, began, until)
             if batch is not None or left <= 0:
                 return batch
             with self._lock:
                 wait_for(self._runtime, self._lock, lambda: self._closed, left)
-            pause_s = min(2 * pause_s, MOST_POLL_S)
+
+    def _pause(self, found: bool, began: float, until: float | None) -> float:
+        """Return the seconds to the next look, after one that ended now.
+
+        Args:
+            found: Whether it found a batch.
+            began: When it began.
+            until: When the call has to return; None for never.
+        """
+        now = self._runtime.monotonic()
+        self._poll_pace.looked(found, began, now)
+        return (
+            self._poll_pace.pause_s if until is None else min(self._poll_pace.pause_s, until - now)
+        )
 
     def _take(self, *, arrow: bool) -> Any:
         while self._returned:

@@ -184,7 +184,12 @@ class AzureStore(CloudStore):
         )
         pages = listing.by_page(token)
         objects = [
-            ObjectInfo(each.name[len(self._prefix) :], each.size, epoch_ms(each.last_modified))
+            ObjectInfo(
+                each.name[len(self._prefix) :],
+                each.size,
+                epoch_ms(each.last_modified),
+                str(each.etag or ""),
+            )
             for each in next(pages, ())
             # Accounts with directories also list the directories as blobs.
             if (each.metadata or {}).get("hdi_isfolder") != "true"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
 from opendata_buffer import outcomes
@@ -33,11 +33,21 @@ PutOutcome = outcomes.Outcome[str]
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object of a listing: its size in bytes, and its time by the store's own clock."""
+    """One object of a listing.
+
+    Attributes:
+        key: The object.
+        size: Its bytes.
+        last_modified_ms: When it was written, by the store's own clock, in milliseconds since the
+            Unix epoch.
+        version: Changes with its bytes; empty if the listing does not tell. It may have another
+            form than the version of a read.
+    """
 
     key: str
     size: int
     last_modified_ms: int
+    version: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

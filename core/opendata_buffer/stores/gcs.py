@@ -53,7 +53,7 @@ PUBLIC = "https://storage.googleapis.com"  # Google's own endpoint
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _PAGE = 1_000  # most keys of one page of a listing
-_LISTED = "nextPageToken,items(name,size,timeCreated)"
+_LISTED = "nextPageToken,items(name,size,timeCreated,generation)"
 _WRITE_INTERVAL_S = 1.0  # seconds between two writes of one object that Google accepts
 _THROTTLED_MS = 5_000
 """How long a conditional write that was refused because of its rate is sent again, in milliseconds.
@@ -359,7 +359,12 @@ def page_of(response: Response, root: str) -> Page:
     if not page and b"".join(response.body.split()) != b"{}":
         raise ValueError("it is no page of a listing")
     objects = [
-        ObjectInfo(item["name"][len(root) :], int(item["size"]), _created_ms(item))
+        ObjectInfo(
+            item["name"][len(root) :],
+            int(item["size"]),
+            _created_ms(item),
+            str(item.get("generation", "")),
+        )
         for item in page.get("items", ())
     ]
     token = str(page.get("nextPageToken") or "") or None

@@ -349,6 +349,15 @@ class CloudStore(ABC):
         """See :meth:`opendata_buffer.stores.base.List.list`."""
         return self._list(prefix, start_after, limit, None)[0]
 
+    def list_versions(self, prefix: str, most: int) -> Mapping[str, str] | None:
+        """See :meth:`opendata_buffer.stores.listed.ListsVersions.list_versions`."""
+        full = self._prefix + prefix
+        page = self._repeated(partial(self._page, full, "", None, most), "list", full)
+        if page.token or not all(found.version for found in page.objects):
+            return None
+        # The time, too: an object that was changed and changed back has been written.
+        return {found.key: f"{found.version} {found.last_modified_ms}" for found in page.objects}
+
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.base.Delete.delete_many`."""
         legal: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
@@ -126,6 +126,14 @@ class MemoryStore:
             ObjectInfo(key, len(each.data), each.last_modified_ms) for key, each in found[:limit]
         )
         return Listing(objects, now_ms, truncated=len(objects) < len(found))
+
+    def list_versions(self, prefix: str, most: int) -> Mapping[str, str] | None:
+        """See :meth:`opendata_buffer.stores.listed.ListsVersions.list_versions`."""
+        with self._lock:
+            found = {
+                key: blob.version for key, blob in self._objects.items() if key.startswith(prefix)
+            }
+        return found if len(found) <= most else None
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.base.Delete.delete_many`."""

@@ -310,7 +310,7 @@ def page_of(response: Mapping[str, Any], root: str) -> Page:
     if more and not token:
         raise ValueError("more objects follow, and it does not say where: ListObjectsV2 is unknown")
     objects = [
-        ObjectInfo(item["Key"][len(root) :], item["Size"], _modified_ms(item))
+        ObjectInfo(item["Key"][len(root) :], item["Size"], _modified_ms(item), item.get("ETag", ""))
         for item in response.get("Contents", ())
     ]
     date = response["ResponseMetadata"]["HTTPHeaders"].get("date")

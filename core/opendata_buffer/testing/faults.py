@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from opendata_buffer import outcomes
@@ -21,6 +21,7 @@ from opendata_buffer.arguments import check_fields, checked
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, DeleteFailure, Listing, PutOutcome, Store
+from opendata_buffer.stores.listed import ListsVersions
 from opendata_buffer.stores.probed import Probed
 
 
@@ -182,6 +183,21 @@ class FaultyStore:
         listing = self.inner.list(prefix, start_after=start_after, limit=limit)
         self._end(self.plan.list_ms)
         return listing
+
+    @checked
+    def list_versions(self, prefix: str, most: int) -> Mapping[str, str] | None:
+        """See :meth:`opendata_buffer.stores.listed.ListsVersions.list_versions`.
+
+        It takes as long as a listing, and fails as often.
+        """
+        if not isinstance(self.inner, ListsVersions):
+            return None
+        self._begin("list", self.plan.list_ms)
+        if self._rolls("list_errors"):
+            raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
+        found = self.inner.list_versions(prefix, most)
+        self._end(self.plan.list_ms)
+        return found
 
     @checked
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:

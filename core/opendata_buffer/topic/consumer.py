@@ -22,6 +22,7 @@ from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.lag import TopicLag, topic_lag_of
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.opening import check_start
+from opendata_buffer.consumer.pace import PollPace
 from opendata_buffer.consumer.place import PlaceLike
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -31,6 +32,8 @@ from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.queue import OpenPause
 from opendata_buffer.queue.reader_admin import register_readers
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
+from opendata_buffer.stores.listed import with_looks
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import TopicDescription, is_abbreviated, resolve
 from opendata_buffer.topic.places import TopicPlaces
 from opendata_buffer.topic.topic import (
@@ -42,6 +45,9 @@ from opendata_buffer.topic.topic import (
 )
 
 log = logging.getLogger(__name__)
+
+QUIET_S = 0.5
+"""Seconds of a pause from which on the partitions are polled by a listing."""
 
 MAX_PREFETCH = 64
 """Most batches that are prefetched between two polls."""
@@ -155,9 +161,12 @@ class TopicConsumer(BatchLoop):
         self._config = replace(config, create_if_missing=True)
         self._runtime: Runtime = parts.runtime or SystemRuntime()
         self._lock = self._runtime.condition()
+        self._poll_pace = PollPace(config.idle_poll_ms)
         self._closed = False
         self._interrupted = False
-        topic = Topic.open(config, store=parts.store, runtime=self._runtime)
+        opened = parts.store or open_store(config.store, config.store_options)
+        store, self._look = with_looks(opened, self._runtime)
+        topic = Topic.open(config, store=store, runtime=self._runtime)
         self._open_reader = partial(
             PartitionConsumer,
             isolation=isolation,
@@ -401,7 +410,12 @@ class TopicConsumer(BatchLoop):
 
     def _poll(self) -> bool:
         """Poll all partitions at once; return whether there was anything new."""
-        description = self._cached.get()
+        idle = self._poll_pace.pause_s > QUIET_S
+        with self._look(len(self._readers), idle=idle):
+            # In this thread, the listing of the look may answer the read.
+            return self._poll_all(self._cached.get(waits=idle))
+
+    def _poll_all(self, description: TopicDescription) -> bool:
         with self._noting_error():
             self._open_missing(description)
         names = description.names_for(self._config.reader)

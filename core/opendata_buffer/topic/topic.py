@@ -843,9 +843,16 @@ class CachedTopic:
         self._known_at = runtime.monotonic()
         self._reading = False
 
-    def get(self) -> TopicDescription:
-        """Return the last known description, after a read if it is outdated. Raises nothing."""
-        waits = self.is_outdated
+    def get(self, *, waits: bool = False) -> TopicDescription:
+        """Return the last known description, after a read if it is outdated. Raises nothing.
+
+        Args:
+            waits: Whether to wait for any read that is due. It is then made in this thread.
+
+        Returns:
+            The description.
+        """
+        waits = waits or self.is_outdated
         with self._condition:
             begins = not self._reading and self._age_s() >= self._max_age_s
             self._reading = self._reading or begins

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from buffer_source.micro_batch_stream import POLL_INTERVAL_S, MicroBatchStream
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import ONLY, PartitionOffset, SourceOffset
 from opendata_buffer import Consumer, metrics
+from opendata_buffer.consumer.pace import FIRST_PAUSE_S
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, encode_batch
 from opendata_buffer.formats.manifest import Manifest
@@ -485,17 +486,88 @@ def test_a_gap_wider_than_a_trigger_does_not_stop_the_query(
 # Polling and progress
 
 
-def test_an_idle_queue_is_polled_once_per_interval(source: SourceQueue) -> None:
+def idle(source: SourceQueue, driver: MicroBatchStream, end: SourceOffset, seconds: float) -> int:
+    """Call the source as Spark does while nothing comes; return the number of calls."""
+    calls, until = 0, source.runtime.monotonic() + seconds
+    while source.runtime.monotonic() < until:
+        assert driver.latest_offset(end) is end
+        source.runtime.advance(0.01)
+        calls += 1
+    return calls
+
+
+def waited(source: SourceQueue, driver: MicroBatchStream, end: SourceOffset) -> float:
+    """Return the seconds that the next poll of an idle queue waits."""
+    began = source.runtime.monotonic()
+    assert driver.latest_offset(end) is end
+    return source.runtime.monotonic() - began
+
+
+def test_an_idle_queue_is_polled_often_at_first_and_then_more_and_more_rarely(
+    source: SourceQueue,
+) -> None:
     source.produce(1)
     driver = source.run()
     end, _ = batch(driver, None)
-    source.store.gets.clear()
-    began = source.runtime.monotonic()
-    for _ in range(5):
-        assert driver.latest_offset(end) is end
-    assert [answer for _, answer in source.store.gets] == [None] * 5
-    # The first poll follows data and does not wait.
-    assert source.runtime.monotonic() - began == pytest.approx(4 * POLL_INTERVAL_S)
+    assert waited(source, driver, end) == 0, "the first poll follows data"
+    assert waited(source, driver, end) == pytest.approx(FIRST_PAUSE_S)
+    assert idle(source, driver, end, 5) < 30
+    assert 0.8 < waited(source, driver, end) < 1.2
+    idle(source, driver, end, 60)
+    assert 1.9 < waited(source, driver, end) <= 2.0
+    source.produce(1)
+    end, read = batch(driver, end)
+    assert read == [1]
+    assert waited(source, driver, end) == 0
+    assert waited(source, driver, end) == pytest.approx(FIRST_PAUSE_S)
+
+
+def test_each_call_of_an_idle_query_looks_at_the_queue(source: SourceQueue) -> None:
+    """Otherwise processAllAvailable() would return before all available batches are read."""
+    source.produce(1)
+    driver = source.run()
+    end, _ = batch(driver, None)
+    for _ in range(100):
+        source.store.gets.clear()
+        waited(source, driver, end)
+        assert "ingest/manifest" in [key for key, _ in source.store.gets]
+    source.produce(1)
+    assert driver.latest_offset(end) != end
+
+
+def test_an_idle_queue_does_not_delay_the_other_sources_of_its_query(source: SourceQueue) -> None:
+    source.produce(1)
+    driver = source.run()
+    end, _ = batch(driver, None)
+    idle(source, driver, end, 60)
+    driver.commit(end)  # Spark ran a micro-batch of another source.
+    assert waited(source, driver, end) <= FIRST_PAUSE_S
+
+
+def test_the_interval_of_a_trigger_does_not_become_longer(source: SourceQueue) -> None:
+    source.produce(1)
+    driver = source.run()
+    end, _ = batch(driver, None)
+    for _ in range(100):
+        source.runtime.advance(1.0)  # processingTime="1 second"
+        assert waited(source, driver, end) == 0
+
+
+def test_a_run_with_available_now_does_not_wait(source: SourceQueue) -> None:
+    source.produce(1)
+    driver = source.run()
+    driver.prepare_available_now()
+    end, _ = batch(driver, None)
+    for _ in range(3):
+        assert waited(source, driver, end) == 0
+
+
+def test_the_longest_pause_is_an_option(source: SourceQueue) -> None:
+    source.produce(1)
+    driver = source.run(idlePollMs="100")
+    end, _ = batch(driver, None)
+    idle(source, driver, end, 60)
+    assert waited(source, driver, end) <= FIRST_PAUSE_S
 
 
 def test_progress_shows_backlog_and_lag(source: SourceQueue) -> None:

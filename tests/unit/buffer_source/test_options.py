@@ -58,6 +58,7 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
         ("failOnDataLoss", "maybe", "true or false"),
         ("maxBytesPerTrigger", "10m", "whole number of at least 1"),
         ("maxBatchesPerTrigger", "0", "whole number of at least 1"),
+        ("idlePollMs", "0", "whole number of at least 1"),
         ("maxOffsetsPerTrigger", "1e6", "whole number of at least 1"),
         ("minOffsetsPerTrigger", "0", "whole number of at least 1"),
         ("minPartitions", "-4", "whole number of at least 1"),
