@@ -13,10 +13,14 @@ import pytest
 import yaml
 
 from opendata_buffer import Consumer, Producer, admin
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
 
 BUNDLE = Path(__file__).parents[2] / "examples" / "databricks"
 FILES = sorted(BUNDLE.rglob("*.yml"))
 
+
+ON_ARRIVAL = BUNDLE / "resources" / "on_arrival" / "load_on_arrival.job.yml"
+"""A job that users include if their log is in an external location."""
 
 SCHEMA = Path(__file__).parents[2] / ".venv" / "databricks-bundle-schema.json"
 """The output of ``databricks bundle schema`` of Databricks' command line."""
@@ -31,9 +35,9 @@ def test_everything_that_the_bundle_names_exists() -> None:
     included = {
         path for glob in load(BUNDLE / "databricks.yml")["include"] for path in BUNDLE.glob(glob)
     }
-    assert included == {path for path in FILES if path.name != "databricks.yml"}
+    assert included == {path for path in FILES if path.name != "databricks.yml"} - {ON_ARRIVAL}
     programs = set()
-    for path in included:
+    for path in (*included, ON_ARRIVAL):
         for name in re.findall(r"(?:python_file|path): (\S+\.py)", path.read_text()):
             programs.add((path.parent / name).resolve())
     assert programs == set((BUNDLE / "src").glob("*.py"))
@@ -54,7 +58,7 @@ def test_the_wheel_is_built_within_the_bundle_where_job_and_pipeline_look_for_it
         for path in FILES
         for folder in re.findall(folders, path.read_text())
     ]
-    assert found == [built] * 4, "two tasks on a cluster, serverless job, and pipeline"
+    assert found == [built] * 5, "two tasks on a cluster, two serverless jobs, and pipeline"
 
 
 def test_the_bundle_matches_the_schema_of_the_command_line() -> None:
@@ -96,6 +100,31 @@ def test_programs_accept_the_arguments_and_settings_of_the_bundle() -> None:
     settings = set(pipeline()["configuration"])
     read = re.findall(r'conf\.get\("([\w.]+)"', (BUNDLE / "src" / "orders_pipeline.py").read_text())
     assert set(read) == settings
+
+
+def test_the_job_that_runs_on_arrival_is_alone_with_its_reader_and_misses_no_batch() -> None:
+    jobs = load(ON_ARRIVAL)["resources"]["jobs"]
+    on_arrival, daily = jobs["load_on_arrival"], jobs["load_once_a_day"]
+    assert set(on_arrival) <= KEYS["job"]
+    (task,) = on_arrival["tasks"]
+    assert set(task) <= KEYS["task"]
+    given = arguments(task["spark_python_task"])
+    program = (ON_ARRIVAL.parent / task["spark_python_task"]["python_file"]).read_text()
+    for flag in given:
+        assert f'"{flag}"' in program or f'"--{flag}"' in program, flag
+    variables = load(BUNDLE / "databricks.yml")["variables"]
+    others = {variables[name]["default"] for name in ("job_reader", "pipeline_reader")}
+    assert given["reader"] not in others
+    # Only the data prefix: the trigger also looks into subfolders.
+    trigger = on_arrival["trigger"]["file_arrival"]
+    assert trigger["url"] == f"{given['queue']}/{DEFAULT_DATA_PATH_PREFIX}/"
+    assert trigger["min_time_between_triggers_seconds"] >= 60
+    # A batch that arrives during a run starts the next one, and none is started twice at a time.
+    assert on_arrival["max_concurrent_runs"] == 1
+    assert on_arrival["queue"]["enabled"] is True
+    (again,) = daily["tasks"]
+    assert again["run_job_task"]["job_id"] == "${resources.jobs.load_on_arrival.id}"
+    assert daily["schedule"]["quartz_cron_expression"]
 
 
 def test_job_and_pipeline_read_one_log_by_different_names() -> None:
@@ -172,7 +201,7 @@ def test_the_lag_alert_names_each_reader_that_is_behind(tmp_path: Path) -> None:
         producer.produce([b"x"]).result()
     admin.enable_log(queue)
     for name in ("load-orders", "orders-pipeline"):
-        with Consumer(queue, reader=name, start="earliest") as consumer:
+        with Consumer(queue, reader=name, start="earliest", gc=False) as consumer:
             batch = consumer.next_batch()
             assert batch is not None
             if name == "load-orders":
