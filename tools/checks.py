@@ -67,7 +67,7 @@ def checks(root: Path) -> tuple[Check, ...]:
     """Return all checks of a checkout."""
     return (
         Check("codespell", ("--toml", "pyproject.toml", *tracked(root))),
-        Check("shellcheck", ("--severity=warning", *SCRIPTS)),
+        Check("shellcheck", SCRIPTS),
         Check("validate-pyproject", ("pyproject.toml",)),
         Check("zizmor", ("--offline", "--no-progress", "--quiet", ".github")),
         # It would start the shellcheck of the PATH on each script of a workflow, and pyflakes.
