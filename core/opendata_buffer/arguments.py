@@ -267,7 +267,8 @@ def _evaluated(annotation: Any, module: str) -> Any:
     if not isinstance(annotation, str):
         return annotation
     scope = _Scope(vars(sys.modules[module]))
-    return eval(annotation, {"__builtins__": {}}, scope)
+    # The scope has every name. In Python 3.14, Self | str imports a module, by the builtins.
+    return eval(annotation, {"__builtins__": builtins}, scope)
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
