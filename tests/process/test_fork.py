@@ -156,3 +156,14 @@ def test_f30_a_producer_that_was_not_closed_is_flushed_at_exit(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "was not closed before exit" in done.stderr
     assert consumed(tmp_path) == [[b"a", b"b"]]
+
+
+def test_f30_single_records_that_arrow_joins_are_flushed_at_exit(tmp_path: Path) -> None:
+    """Arrow first imports pandas then, and with it a module that Python refuses at exit."""
+    many = FORGETFUL.replace(
+        'producer.produce([b"a", b"b"])', "[producer.send(b'a') for _ in range(20_000)]"
+    )
+    done = run(many, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "was not closed before exit" in done.stderr
+    assert consumed(tmp_path) == [[b"a"] * 20_000]

@@ -25,6 +25,10 @@ _open_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 def register(sender: Sender) -> None:
     """Remember the sender of an open producer."""
+    # Arrow imports pandas when it first converts a list of records, and pandas imports this module.
+    # Python refuses to import it during its exit, so a batch could not be encoded any more.
+    import concurrent.futures.thread  # noqa: F401
+
     _open_senders.add(sender)
 
 
