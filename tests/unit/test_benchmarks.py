@@ -24,7 +24,7 @@ pytestmark = pytest.mark.checkout
 ROOT = Path(__file__).parents[2]
 MODULES = {f"benchmarks.{path.stem}": path for path in (ROOT / "benchmarks").glob("*.py")}
 
-IN_ONE_PROCESS = ("codec", "producers", "consumer", "read", "log", "commands", "growth")
+IN_ONE_PROCESS = ("codec", "producers", "consumer", "read", "log", "commands", "growth", "idle")
 BETWEEN_PROCESSES = (
     "topics/processes",
     "broker",
