@@ -26,6 +26,7 @@ from benchmarks.measuring import median_clock_seconds, p99, sized
 from benchmarks.stores import NO_COLLECTOR, as_slow_as_s3
 from benchmarks.tables import Row
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
+from opendata_buffer.admin import add_v1_reader
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
@@ -35,6 +36,7 @@ from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_parts import Part, parts_folder
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.reader_admin import enable_readers
 from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.runtime import SystemRuntime, ulid_of
@@ -73,6 +75,7 @@ def rows() -> Iterator[Row]:
         yield from _trigger_rows(full)
         yield _index_row(full)
     yield _readers_row()
+    yield _v1_readers_row()
 
 
 def _append_rows(full: str, empty: str) -> Iterator[Row]:
@@ -157,6 +160,26 @@ def _readers_row() -> Row:
     )
 
 
+def _v1_readers_row() -> Row:
+    """Compare appends to a log with two v1 consumers with appends to one without."""
+    found: dict[int, list[float]] = {0: [], 2: []}
+    writes = 0
+    for number in range(2 * ROUNDS):
+        for readers in (0, 2) if number % 2 else (2, 0):
+            took, fed = _append_seconds_with_v1_readers(readers)
+            found[readers] += took
+            writes += fed
+    ratio = p99(found[2]) / p99(found[0])
+    return Row(
+        "p99 of an append with two v1 consumers, to that without one",
+        f"{ratio:.2f} x",
+        "<= 1.05 x",
+        ratio <= 1.05,
+        f"{p99(found[2]) * 1000:.0f} ms and {p99(found[0]) * 1000:.0f} ms; "
+        f"{writes / len(found[2]):.2f} more small writes for each append",
+    )
+
+
 # ---- a large log
 
 
@@ -203,16 +226,20 @@ class LargestManifest:
 
     Attributes:
         most: That size in bytes.
+        fed: Number of writes to manifests of v1 consumers.
     """
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
         self.most = 0
+        self.fed = 0
 
     def put_if(self, key: str, data: bytes, condition: Any) -> Any:
         """Write an object if its condition holds."""
         if key == "ingest/manifest":
             self.most = max(self.most, len(data))
+        elif key.endswith("/manifest"):
+            self.fed += 1
         return self._inner.put_if(key, data, condition)
 
     def __getattr__(self, name: str) -> Any:
@@ -229,6 +256,11 @@ def append_seconds(url: str) -> tuple[list[float], int]:
         The seconds from each call until its batch was durable, and the bytes of the largest
         manifest that was written.
     """
+    took, store = _append_to(url)
+    return took, store.most
+
+
+def _append_to(url: str) -> tuple[list[float], LargestManifest]:
     store = LargestManifest(as_slow_as_s3(open_store(url)))
     took = []
     config = ProducerConfig(store=url, flush_interval_ms=1, broker="off")
@@ -238,7 +270,7 @@ def append_seconds(url: str) -> tuple[list[float], int]:
             started = time.perf_counter()
             producer.produce([b"record"]).result(60)
             took.append(time.perf_counter() - started)
-    return took, store.most
+    return took, store
 
 
 def _read_first_record(url: str) -> None:
@@ -325,6 +357,58 @@ def follow(url: str, readers: int) -> None:
                     consumer.ack_through(batch.sequence)
 
     threads = [threading.Thread(target=read, args=(f"r{number}",)) for number in range(readers)]
+    for thread in threads:
+        thread.start()
+    print("started", flush=True)
+    sys.stdin.read()
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+# ---- v1 consumers
+
+
+def _append_seconds_with_v1_readers(readers: int) -> tuple[list[float], int]:
+    """Return the seconds of appends while v1 consumers in another process read the log.
+
+    Returns:
+        The seconds, and how often the queues of these consumers were written.
+    """
+    with tempfile.TemporaryDirectory() as url, ExitStack() as stack:
+        runtime, config, store = SystemRuntime(), QueueConfig(store=url), open_store(url)
+        claim = claim_for_writing(store, config, runtime=runtime)
+        enable_readers(store, config, claim, runtime, retention_ms=None, reader_expiry_ms=10**9)
+        for number in range(readers):
+            add_v1_reader(url, f"v{number}", f"v{number}")
+        code = f"from benchmarks.log import follow_v1; follow_v1({url!r}, {readers})"
+        others = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        stack.callback(others.communicate)  # closes the standard input, which ends the consumers
+        assert others.stdout is not None
+        others.stdout.readline()
+        took, appended = _append_to(url)
+        return took, appended.fed
+
+
+def follow_v1(url: str, readers: int) -> None:
+    """Consume the queues of v1 consumers, each in a thread, until standard input is closed."""
+    ended = threading.Event()
+
+    def read(prefix: str) -> None:
+        config = QueueConfig(store=url, data_path_prefix=prefix)
+        store = as_slow_as_s3(open_store(url))
+        queue = Queue(store, config, runtime=SystemRuntime(), role="consumer")
+        epoch = queue.claim_epoch(None).epoch
+        while not ended.wait(0.1):
+            manifest = queue.read()
+            if manifest is not None and manifest.entry_count:
+                for entry in manifest.entries():
+                    store.get(entry.location)
+                queue.dequeue(manifest.next_sequence - 1, epoch)
+
+    threads = [threading.Thread(target=read, args=(f"v{number}",)) for number in range(readers)]
     for thread in threads:
         thread.start()
     print("started", flush=True)
