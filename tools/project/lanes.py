@@ -61,6 +61,8 @@ class Lanes:
         self._lock = threading.Lock()
         self._running: list[subprocess.Popen[bytes]] = []
         self._printed: list[bytes] = []  # outputs of the second lane
+        self._is_starting = False  # a process, in the first lane
+        self._late: int | None = None  # a signal that came meanwhile
 
     def run(self) -> list[Ended]:
         """Run all steps. A failure does not stop the later ones.
@@ -72,7 +74,9 @@ class Lanes:
         """
         first = self._next()
         second = threading.Thread(target=self._second_lane, args=(first,))
-        before = signal.signal(signal.SIGTERM, _end)
+        before = {
+            number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             second.start()
             while (step := self._next()) is not None:
@@ -86,7 +90,8 @@ class Lanes:
             self._print()
             raise
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         return self.ended
 
     def _next(self) -> Step | None:
@@ -117,6 +122,8 @@ class Lanes:
 
     def _call(self, step: Step, output: IO[bytes] | None) -> int:
         """Run the process of a step, and return its exit code: 127 if it cannot be started."""
+        if output is None:
+            self._is_starting = True
         try:
             with self._lock:
                 process = subprocess.Popen(
@@ -126,6 +133,11 @@ class Lanes:
         except OSError as error:
             say(str(error))
             return 127
+        finally:
+            if output is None:
+                self._is_starting = False
+                if self._late is not None:
+                    self._end(self._late, None)
         code = process.wait()
         with self._lock:
             self._running.remove(process)
@@ -138,6 +150,18 @@ class Lanes:
             sys.stdout.flush()
             sys.stdout.buffer.write(text)
             sys.stdout.flush()
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal in the first lane: end this process, but not while it starts another.
+
+        Otherwise nothing would know the new process, and it would go on.
+        """
+        if self._is_starting:
+            self._late = number
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + number)
 
     def _stop(self) -> None:
         """End the running steps. A terminal has sent them the same signal as this process."""
@@ -152,10 +176,6 @@ class Lanes:
                 process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def summary(ended: Sequence[Ended], seconds: float) -> str:
