@@ -679,6 +679,7 @@ class GarbageCollector:
             log.warning("could not delete %s, next cycle tries again: %s", each.key, each.reason)
         return GcReport(made, deleted, tuple(failed), abandoned)
 
+    @checked
     def start(self, delay_s: float = 0.0) -> None:
         """Run a cycle and then one after every interval, in a thread, until :meth:`stop`.
 
