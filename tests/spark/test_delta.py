@@ -211,26 +211,27 @@ class Loader:
         assert self.values() == wanted, (self.values(), wanted)
         self.reads += 1
 
-    def step(self):
-        step = self.dice.choice(["produce", "load", "before", "after", "read"])
-        if step == "produce":
+    def step(self, step):
+        if step != "load":
             self.produce()
-        elif step != "read":
+        if step != "produce":
             self.load(None if step == "load" else step)
         self.check()
-        return step
 
 result["fresh"] = {}
 for name, seed, partitions in (("queue", 1, None), ("topic", 2, 3)):
     loader = Loader(name, seed, partitions)
-    steps = [loader.step() for _ in range(14)]
+    steps = ["produce", "load", "before", "after"] * (1 if partitions else 2)
+    loader.dice.shuffle(steps)
+    for step in steps:
+        loader.step(step)
     stored = spark.read.format("delta").load(loader.path).count()
     result["fresh"][name] = {"steps": steps, "reads": loader.reads, "stored": stored}
 
 # The same while the loader runs and a producer goes on: each row once, and none is missing.
 query = loader.start(processingTime="0 seconds")
 seen = []
-for _ in range(8):
+for _ in range(4):
     before = [n for n in range(len(loader.produced)) if n % 5]
     thread = threading.Thread(target=loader.produce)
     thread.start()
@@ -331,7 +332,6 @@ def test_a_table_and_the_log_after_it_have_each_row_once_at_any_step(
     """The script compares the rows with what was produced, after each step and in crashes."""
     for kind in ("queue", "topic"):
         found = result["fresh"][kind]
-        assert {"produce", "load", "before", "after"} <= {*found["steps"]}
         assert found["reads"] > len(found["steps"]), "it also reads between two writes"
         assert found["stored"] > 0
-    assert len(result["fresh"]["running"]) == 8
+    assert len(result["fresh"]["running"]) == 4
