@@ -685,6 +685,9 @@ class GarbageCollector:
 
         Args:
             delay_s: Seconds before the first cycle, unless :meth:`begin` is called earlier.
+
+        Raises:
+            InvalidInput: ``delay_s`` is not a number.
         """
         if self._task is None:
             self._delay_s = delay_s
