@@ -7,6 +7,7 @@ import pytest
 from buffer_source import micro_batch_stream
 from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.partitions import SourceOffset
+from opendata_buffer.consumer.pace import FIRST_PAUSE_S
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.source_queue import (
     SourceQueue,
@@ -197,4 +198,4 @@ def test_idle_polls_of_a_query_that_waits_are_paced(queue: SourceQueue) -> None:
     before = queue.runtime.monotonic()
     for _ in range(10):
         assert driver.latest_offset(start) == start
-    assert queue.runtime.monotonic() - before > 8 * micro_batch_stream.POLL_INTERVAL_S
+    assert queue.runtime.monotonic() - before > 8 * FIRST_PAUSE_S
