@@ -216,11 +216,14 @@ def lint_steps(variables: Mapping[str, str]) -> list[Step]:
     ]
 
 
-def quick_steps(variables: Mapping[str, str]) -> list[Step]:
-    """Return the steps of ``./run test``."""
+def quick_steps(variables: Mapping[str, str]) -> list[list[Step]]:
+    """Return the steps of ``./run test``, in groups that run one after the other.
+
+    A session of Spark needs 1.5 GB, and the other tests 1.8 GB. So they do not run together.
+    """
     spark, *others = (pytest(leg.name, leg.arguments, variables) for leg in legs.QUICK)
     docs = python_step("docs", ("-m", "tools.project.docs"), variables)
-    return [spark, *lint_steps(variables), docs, *others]
+    return [[spark, *lint_steps(variables), docs], others]
 
 
 def full_steps(variables: Mapping[str, str], lowest: Mapping[str, str] | None) -> list[Step]:
@@ -256,18 +259,20 @@ def night_steps(variables: Mapping[str, str], others: Others) -> list[Step]:
     return steps + [python_step(name, words, variables) for name, words in commands.items()]
 
 
-def run(steps: Sequence[Step], failed: Sequence[str] = ()) -> list[str]:
+def run(groups: Sequence[Sequence[Step]], failed: Sequence[str] = ()) -> list[str]:
     """Run steps in two lanes, and print their seconds.
 
     Args:
-        steps: The steps.
+        groups: The steps. Those of a group start when all of the group before have ended.
         failed: What failed before.
 
     Returns:
         The names of everything that failed.
     """
     began = time.monotonic()
-    ended: list[Ended] = Lanes(steps).run()
+    ended: list[Ended] = []
+    for steps in groups:
+        ended += Lanes(steps).run()
     say(summary(ended, time.monotonic() - began))
     return [*failed, *(step.name for step in ended if step.code != 0)]
 
@@ -325,21 +330,21 @@ def test(arguments: Sequence[str]) -> int:
 def test_in_legs(scope: str) -> int:
     """Run ``./run test``, ``./run test --full``, or ``./run test --nightly``."""
     variables = need_quick()
-    steps: list[Step] = []
+    groups: list[list[Step]] = []
     failed: list[str] = []
     missing = ["tools.servers"]
     if scope != "--full":
-        steps += quick_steps(variables)
+        groups += quick_steps(variables)
     if scope:
         if scope == "--nightly":
             subprocess.run([executable(variables), "-m", "tools.servers"], stdout=sys.stderr)
         lowest, others = need_full(variables)
-        steps += full_steps(variables, lowest)
+        groups.append(full_steps(variables, lowest))
         if scope == "--nightly":
-            steps += night_steps(variables, others)
+            groups.append(night_steps(variables, others))
         failed = others.failed
         missing.append("tests.databricks.runtimes")
-    failed = run(steps, failed)
+    failed = run(groups, failed)
     print_missing(variables, *missing)
     return finish(failed)
 
@@ -348,7 +353,7 @@ def lint(arguments: Sequence[str]) -> int:
     """Run the linters, mypy, and the checks of other files."""
     if arguments:
         raise Usage
-    return finish(run(lint_steps(need_python()[1])))
+    return finish(run([lint_steps(need_python()[1])]))
 
 
 def bench(arguments: Sequence[str]) -> int:
