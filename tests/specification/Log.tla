@@ -231,7 +231,8 @@ TakePosition(r) ==
                    collector, resetter>>
 
 \* Registered after its position was written: a collector that did not see this reader loses its
-\* race for the index.
+\* race for the index. The code begins with the index that it read before. That is the same: if the
+\* write succeeds, the index has not changed since, and if it fails, nothing has happened.
 \* core/opendata_buffer/queue/reader_queue.py: ReaderQueue._register
 LookBeforeRegistration(r) ==
     /\ run[r].at = "took"

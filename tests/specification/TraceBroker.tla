@@ -15,7 +15,8 @@ Next_(name) == l <= Len(Trace) /\ E.is = name
 Is(name) == Next_(name) /\ l' = l + 1
 
 TraceHeardOf(b) == [clock |-> E.heard, end |-> E.seen]
-TraceDoubtOf(c) == Max(E.since, client[c].seen)
+TraceDoubtOf(c) ==
+    IF "since" \in DOMAIN E THEN Max(E.since, client[c].seen) ELSE client[c].seen
 TraceSeries(set) == IF Range(E.order) = set THEN E.order ELSE <<>>
 
 ASSUME TLCSet(1, 0)

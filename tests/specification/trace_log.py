@@ -199,6 +199,7 @@ class Converter:
         self.movers: dict[str, str] = {}  # by segment
         self.runs: dict[int, str] = {}  # by reader queue
         self.taken: set[str] = set()
+        self.moved: dict[str, int] = {}  # by run, the note of its last move of a position
         self.run_of: dict[str, str] = {}  # by process, its last run
         self.view: dict[str, tuple[bytes, LogIndex, bool]] = {}
         self.appending: dict[str, str] = {}  # by task
@@ -259,9 +260,18 @@ class Converter:
 
     # Reads: where a process learned a value that it uses later.
 
-    def look(self, process: str, key: str, version: str | None, before: int, event: Event) -> None:
+    def look(
+        self,
+        process: str,
+        key: str,
+        version: str | None,
+        before: int,
+        event: Event,
+        after: int = 0,
+    ) -> None:
+        """Add a look, at the time when the process learned the version, but not before ``after``."""
         at = self.knowledge.of_version(process, key, version, before)
-        at = self.begin if at is None else max(at, self.begin)
+        at = max(self.begin if at is None else at, self.begin, after)
         if key == MANIFEST:
             event |= self.manifest(version)
         else:
@@ -269,10 +279,12 @@ class Converter:
             event |= {"changes": self.changes[version]}
         self.timeline.add(at, event)
 
-    def look_at_index(self, process: str, index: LogIndex, before: int, event: Event) -> None:
+    def look_at_index(
+        self, process: str, index: LogIndex, before: int, event: Event, after: int = 0
+    ) -> None:
         # Of several equal versions, the one that the process has learned last.
         (version,) = [v for v, found in self.indexes.items() if found == index]
-        self.look(process, INDEX, version, before, event)
+        self.look(process, INDEX, version, before, event, after)
 
     def manifest(self, version: str | None) -> Event:
         if version is None:
@@ -438,14 +450,19 @@ class Converter:
         elif new.levels != old.levels:
             if answer == "applied":
                 self.timeline.add(number, {"is": "change index", **event})
-        elif call.process.startswith(OPERATOR):
-            self.look(call.process, INDEX, bound, number, {"is": "look before confirmation"})
-            self.timeline.add(number, {"is": "confirm reset", **event})
         else:
-            run = self.run_of[call.process]
-            look = self._by("look before registration", run)
-            self.look(call.process, INDEX, bound, number, look)
-            self.timeline.add(number, {**self._by("register", run), **event})
+            run = OPERATOR if call.process.startswith(OPERATOR) else self.run_of[call.process]
+            moved = self.moved.get(run, 0)
+            learned = self.knowledge.of_version(call.process, INDEX, bound, number)
+            if (learned or 0) < moved and answer != "applied" and not self.is_current(call, number):
+                return  # It began with the index from before the position, and nothing happened.
+            if run == OPERATOR:
+                look, write = {"is": "look before confirmation"}, {"is": "confirm reset"}
+            else:
+                look = self._by("look before registration", run)
+                write = self._by("register", run)
+            self.look(call.process, INDEX, bound, number, look, after=moved)
+            self.timeline.add(number, {**write, **event})
 
     def _moves(self, call: Call) -> bool:
         """Return whether a write of a position changes more than its time."""
@@ -469,11 +486,14 @@ class Converter:
         old = 0 if call.bound_to is None else self.positions[call.bound_to].epoch
         event = {"answer": answer, "name": name, "at": new.next, "epoch": new.epoch}
         if call.process.startswith(OPERATOR):
+            self.moved[OPERATOR] = number
             self.timeline.add(number, {"is": "set back", **event})
         else:
             kind = "take position" if new.epoch > old else "acknowledge"
             if self._is_seek(call):
                 kind = "seek"
+            if kind != "acknowledge":
+                self.moved[self.run_of[call.process]] = number
             self.timeline.add(number, {**self._by(kind, self.run_of[call.process]), **event})
 
     # Calls.
@@ -502,7 +522,7 @@ class Converter:
         if run in self.taken:
             # The floor was past its position before it was registered.
             look = self._by("look before registration", run)
-            self.look_at_index(note.process, index, number, look)
+            self.look_at_index(note.process, index, number, look, after=self.moved.get(run, 0))
             return
         self.taken.add(run)
         raw = b"" if manifest is None else manifest.raw
@@ -608,7 +628,7 @@ MUTATIONS: dict[str, tuple[int, Mutation, set[str]]] = {
     "a fenced reader acknowledges": (
         2,
         (ReaderQueue, "check_epoch", lambda _: lambda *_: None),
-        {"acknowledge"},
+        {"acknowledge", "seek"},
     ),
     "a lost append is not looked for": (
         1,

@@ -11,6 +11,9 @@ from weakref import WeakSet
 from opendata_buffer.arguments import checked
 from opendata_buffer.runtime import Condition, SystemRuntime, Task, ulid_of
 
+_LOOK_AGAIN_S = 0.02
+"""Seconds of real time after which a waiting thread looks at the clock by itself."""
+
 
 class ManualRuntime:
     """A runtime with a manual clock, seeded randomness, and real threads.
@@ -146,7 +149,7 @@ class ManualRuntime:
 class _ManualCondition:
     def __init__(self, runtime: ManualRuntime) -> None:
         self._runtime = runtime
-        self._real = runtime._system.condition()
+        self._real = threading.Condition(threading.RLock())
         self._notified = 0
 
     def __enter__(self) -> bool:
@@ -164,7 +167,7 @@ class _ManualCondition:
         # is then surely waiting.
         self._runtime._wait_begins()
         while self._notified == seen and self._runtime.monotonic() < deadline:
-            self._real.wait()
+            self._real.wait(_LOOK_AGAIN_S)
         return self._notified != seen
 
     def notify_all(self) -> None:
@@ -172,8 +175,17 @@ class _ManualCondition:
         self._real.notify_all()
 
     def held(self) -> bool:
-        return self._real.held()
+        lock: Any = self._real
+        return bool(lock._is_owned())
 
     def wake(self) -> None:
-        with self._real:
-            self._real.notify_all()
+        """Let waiting threads look at the clock, at once or after ``_LOOK_AGAIN_S``.
+
+        Two threads may both sleep with a lock held, and each wakes all waiting threads. If they
+        waited for each other's locks, they would wait forever.
+        """
+        if self._real.acquire(timeout=_LOOK_AGAIN_S):
+            try:
+                self._real.notify_all()
+            finally:
+                self._real.release()
