@@ -269,7 +269,7 @@ class Converter:
         event: Event,
         after: int = 0,
     ) -> None:
-        """Add a look, at the time when the process learned the version, but not before ``after``."""
+        """Add a look, at the time when the process learned the version, or at ``after``."""
         at = self.knowledge.of_version(process, key, version, before)
         at = max(self.begin if at is None else at, self.begin, after)
         if key == MANIFEST:

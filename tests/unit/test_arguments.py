@@ -415,6 +415,7 @@ def right(examples: Examples, name: str, parameter: str) -> Any:
         "accept": lambda: lambda *_: None,
         "app": lambda: "app",
         "array_bytes": lambda: 1000,
+        "most": lambda: 1000,
         "batch": lambda: examples.topic_batch if owner in ("TopicConsumer",) else examples.batch,
         "batches": lambda: [examples.batch],
         "begin": lambda: 0,

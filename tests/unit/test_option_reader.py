@@ -222,7 +222,9 @@ def test_an_error_of_the_library_reaches_spark_without_its_traceback(
         deep(20)
 
     called = {"function": function, "generator": lambda: list(generator())}[kind]
-    with pytest.raises(InvalidInput) as raised, caplog.at_level(logging.DEBUG):
+    # The logger itself: the command line's option -v sets the level of the library's logger.
+    logger = "opendata_buffer.option_reader"
+    with pytest.raises(InvalidInput) as raised, caplog.at_level(logging.DEBUG, logger=logger):
         called()
     shown = "".join(traceback.format_exception(raised.value)).splitlines()
     assert len(shown) <= 10, "the calls that led to the error are not shown"

@@ -41,6 +41,8 @@ EXAMPLES = {
     "describe": "opendata-buffer readers describe s3://bucket/orders billing",
     "reset": "opendata-buffer readers reset s3://bucket/orders billing --by-duration 6h --dry-run",
     "delete": "opendata-buffer readers delete s3://bucket/orders billing",
+    "add": "opendata-buffer readers add s3://bucket/orders clickhouse --v1 clickhouse",
+    "feed": "opendata-buffer readers feed s3://bucket/orders --follow",
     "trim": "opendata-buffer trim s3://bucket/orders --to 2026-01-31T03:00:00Z --dry-run",
     "fsck": "opendata-buffer fsck s3://bucket/orders --repair --dry-run",
     "gc": "opendata-buffer gc s3://bucket/orders --dry-run",
