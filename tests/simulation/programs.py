@@ -856,8 +856,9 @@ class V1LogReader(Reader):
         self.prefix = f"{self.program}-0"
 
     def register(self, queue: Target) -> None:
-        """Add the reader at the oldest batch."""
-        add_v1(queue, self.reader, self.prefix, Place("earliest"))
+        """Add the reader at the oldest batch, unless an attempt without an answer has done so."""
+        if self.reader not in view_of(queue).index.v1:
+            add_v1(queue, self.reader, self.prefix, Place("earliest"))
 
     def live(self, node: Node) -> None:
         deployment = self.deployment

@@ -216,7 +216,8 @@ def appended(seed: int, broker: str, seconds: float) -> WritingCluster:
         lambda: writer.spawn(lambda: cluster.append_alone(writer, seconds), "writer").join()
     )
     # The broker always had something to write.
-    assert len(cluster.waits) > 0.5 * (BEGIN_S / 2 + seconds) / REQUEST_S
+    # The other writer was busy: a third of what it writes alone.
+    assert len(cluster.waits) > (BEGIN_S / 2 + seconds) / REQUEST_S / 3
     assert sorted(cluster.landed) == sorted(cluster.queued())
     return cluster
 
@@ -243,7 +244,8 @@ def consumed(seed: int, broker: str, seconds: float, brokers: int = 1) -> Writin
     cluster.run(
         lambda: consumer.spawn(lambda: cluster.consume(consumer, seconds), "consumer").join()
     )
-    assert len(cluster.waits) > 0.5 * (BEGIN_S / 2 + seconds) / REQUEST_S
+    # The other writer was busy: a third of what it writes alone.
+    assert len(cluster.waits) > (BEGIN_S / 2 + seconds) / REQUEST_S / 3
     # Every entry was read or is queued, exactly once.
     assert sorted(cluster.landed) == sorted(cluster.taken + cluster.queued())
     return cluster
