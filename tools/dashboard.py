@@ -170,7 +170,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Not normal",
             "Queues that refuse producers or consumers, batches in quarantine, partitions that "
-            "leave their topic, open transactions, and readers for which no consumer runs.",
+            "leave their topic, open transactions, readers for which no consumer runs, and v1 "
+            "consumers whose queue is not fed any more.",
             (
                 Line(gauge("buffer_queue_refused"), "refused {{queue}}"),
                 Line(gauge("buffer_quarantined"), "quarantined {{queue}}"),
@@ -181,6 +182,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 Line(
                     f"count by (queue, reader) (buffer_reader_runs{{{QUEUE}}} == 0)",
                     "does not run: {{reader}} {{queue}}",
+                ),
+                Line(
+                    gauge_of_reader("buffer_reader_feeding_stopped"),
+                    "not fed: {{reader}} {{queue}}",
                 ),
             ),
         ),
@@ -260,6 +265,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Readers: batches behind",
             "Batches of a log that a reader has not acknowledged, at the collector's last cycle.",
             (Line(gauge_of_reader("buffer_reader_lag"), "{{reader}} {{queue}}"),),
+        ),
+        Panel(
+            "v1 consumers: batches not fed",
+            "Batches of a log that are not in the queue of a v1 consumer yet.",
+            (Line(gauge_of_reader("buffer_reader_unfed"), "{{reader}} {{queue}}"),),
         ),
         Panel(
             "Readers: time behind",
