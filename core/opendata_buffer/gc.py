@@ -342,6 +342,7 @@ class GarbageCollector:
         self._others = unaccounted.OtherManifests(store, config)
         self._looked_for_others = False  # whether this cycle has read them
         self._other: str | None = None  # one that names batches in the data prefix
+        self._parts_deleted = 0  # all parts that end before this sequence are deleted
         self._full_since_ms: int | None = None  # since when the batches suffice for the retention
 
     @checked
@@ -571,8 +572,11 @@ class GarbageCollector:
         missing = {n: index.missing.get(n, now_ms) for n, p in positions.items() if p.is_missing}
         changed = replace(index, missing=missing)
         new = changed.without_readers(expired).with_floor(floor)
-        if (floor == index.floor and not expired and missing == index.missing) or dry_run:
-            return new if dry_run else index
+        if dry_run:
+            return new
+        if floor == index.floor and not expired and missing == index.missing:
+            self._delete_parts(index.floor - REMEMBERED)
+            return index
         for name in expired:
             log.warning(
                 "reader %r of %s has expired: it was last heard of %.1f days ago, at sequence %d",
@@ -635,12 +639,17 @@ class GarbageCollector:
 
         No index names them any more, or ever will. A mover that is about to name one has read an
         older index and loses its race.
+
+        It lists once for each sequence, and again if a deletion failed: a collector may have been
+        killed after it raised the floor.
         """
+        if before <= self._parts_deleted:
+            return
         folder = parts_folder(self._config)
         found = self._store.list(folder, limit=_PAGE)
         keys = [each.key for each in found.objects if end_of_part(each.key) <= before]
-        if keys:
-            self._store.delete_many(keys)
+        if not (keys and self._store.delete_many(keys)) and not found.truncated:
+            self._parts_deleted = before
 
     def _queued_in(self, manifest: Manifest) -> Queued:
         """Return the queued batches of this manifest; pages with the same one share them."""

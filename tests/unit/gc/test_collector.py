@@ -511,6 +511,36 @@ def test_only_segments_that_end_before_the_remembered_range_are_deleted() -> Non
     assert left == {names[2], "ingest/_log/note"}
 
 
+def test_a_segment_whose_deletion_failed_is_deleted_later_and_then_no_more_is_listed() -> None:
+    class Refuses(MemoryStore):
+        asked: list[str]
+        refuses = True
+
+        def list(self, prefix: str, **options: Any) -> Listing:
+            self.asked.append(prefix)
+            return super().list(prefix, **options)
+
+        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+            if self.refuses:
+                return tuple(DeleteFailure(key, "SlowDown") for key in keys)
+            return super().delete_many(keys)
+
+    store = Refuses()
+    store.asked = []
+    queue = Fixture(store)
+    segment = f"ingest/_log/{0:020d}-{8:020d}-x.segment"
+    store.put(segment, b"")
+    collector = queue.collector()
+    collector._delete_parts(8)
+    assert segment in queue.names()
+    store.refuses = False
+    collector._delete_parts(8)
+    assert segment not in queue.names()
+    store.asked.clear()
+    collector._delete_parts(8)
+    assert store.asked == []
+
+
 def test_stop_does_not_wait_forever_for_a_store_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
