@@ -640,15 +640,17 @@ class GarbageCollector:
         No index names them any more, or ever will. A mover that is about to name one has read an
         older index and loses its race.
 
-        It lists once for each sequence, and again if a deletion failed: a collector may have been
-        killed after it raised the floor.
+        It lists once for each sequence, because a collector may have been killed after it raised
+        the floor, and again if something is left: a deletion failed, or the page was full.
         """
         if before <= self._parts_deleted:
             return
         folder = parts_folder(self._config)
         found = self._store.list(folder, limit=_PAGE)
         keys = [each.key for each in found.objects if end_of_part(each.key) <= before]
-        if not (keys and self._store.delete_many(keys)) and not found.truncated:
+        # Parts are listed from the oldest on. So a page with none to delete is the last one that
+        # matters, also if more follow.
+        if not keys or not (self._store.delete_many(keys) or found.truncated):
             self._parts_deleted = before
 
     def _queued_in(self, manifest: Manifest) -> Queued:

@@ -541,6 +541,29 @@ def test_a_segment_whose_deletion_failed_is_deleted_later_and_then_no_more_is_li
     assert store.asked == []
 
 
+def test_a_full_page_of_segments_is_listed_again_only_while_there_are_some_to_delete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counts(MemoryStore):
+        listings = 0
+
+        def list(self, prefix: str, **options: Any) -> Listing:
+            self.listings += 1
+            return super().list(prefix, **options)
+
+    monkeypatch.setattr(module, "_PAGE", 2)
+    store = Counts()
+    queue = Fixture(store)
+    for first in range(0, 40, 8):
+        store.put(f"ingest/_log/{first:020d}-{first + 8:020d}-x.segment", b"")
+    collector = queue.collector()
+    for _ in range(4):
+        collector._delete_parts(16)
+    left = [name for name in queue.names() if name.startswith("ingest/_log/")]
+    assert len(left) == 3
+    assert store.listings == 2 + 1, "one of them is by names()"
+
+
 def test_stop_does_not_wait_forever_for_a_store_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
