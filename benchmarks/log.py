@@ -16,8 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -328,35 +328,34 @@ def plan_triggers(url: str) -> None:
 # ---- readers that follow
 
 
-def _append_seconds_with_readers(readers: int) -> list[float]:
-    """Return the seconds of appends to a log that readers in another process follow."""
+@contextmanager
+def _followed_log(follower: str, readers: int, prepare: Callable[[str], None]) -> Iterator[str]:
+    """Make a log that another process follows during the block, and yield its URL.
+
+    Args:
+        follower: Function of this module that the process calls with the URL and the number.
+        readers: Number of readers.
+        prepare: Is called with the URL before the process starts.
+    """
     with tempfile.TemporaryDirectory() as url, ExitStack() as stack:
         runtime, config, store = SystemRuntime(), QueueConfig(store=url), open_store(url)
         claim = claim_for_writing(store, config, runtime=runtime)
         enable_readers(store, config, claim, runtime, retention_ms=None, reader_expiry_ms=10**9)
-        code = f"from benchmarks.log import follow; follow({url!r}, {readers})"
+        prepare(url)
+        code = f"from benchmarks.log import {follower}; {follower}({url!r}, {readers})"
         others = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         stack.callback(others.communicate)  # closes the standard input, which ends the readers
         assert others.stdout is not None
         others.stdout.readline()
-        return append_seconds(url)[0]
+        yield url
 
 
-def follow(url: str, readers: int) -> None:
-    """Follow the log with several readers, each in a thread, until standard input is closed."""
+def _run_until_closed(read: Callable[[str, threading.Event], None], names: Sequence[str]) -> None:
+    """Run a reader of each name in a thread, until standard input is closed."""
     ended = threading.Event()
-
-    def read(name: str) -> None:
-        store = as_slow_as_s3(open_store(url))
-        with Consumer(ConsumerConfig(store=url, reader=name), **internals(store=store)) as consumer:
-            while not ended.is_set():
-                batch = consumer.next_batch(timeout=0.5)
-                if batch is not None:
-                    consumer.ack_through(batch.sequence)
-
-    threads = [threading.Thread(target=read, args=(f"r{number}",)) for number in range(readers)]
+    threads = [threading.Thread(target=read, args=(name, ended)) for name in names]
     for thread in threads:
         thread.start()
     print("started", flush=True)
@@ -364,6 +363,26 @@ def follow(url: str, readers: int) -> None:
     ended.set()
     for thread in threads:
         thread.join()
+
+
+def _append_seconds_with_readers(readers: int) -> list[float]:
+    """Return the seconds of appends to a log that readers in another process follow."""
+    with _followed_log("follow", readers, lambda _: None) as url:
+        return append_seconds(url)[0]
+
+
+def follow(url: str, readers: int) -> None:
+    """Follow the log with several readers, each in a thread, until standard input is closed."""
+
+    def read(name: str, ended: threading.Event) -> None:
+        store = as_slow_as_s3(open_store(url))
+        with Consumer(ConsumerConfig(store=url, reader=name), **internals(store=store)) as consumer:
+            while not ended.is_set():
+                batch = consumer.next_batch(timeout=0.5)
+                if batch is not None:
+                    consumer.ack_through(batch.sequence)
+
+    _run_until_closed(read, [f"r{number}" for number in range(readers)])
 
 
 # ---- v1 consumers
@@ -375,28 +394,20 @@ def _append_seconds_with_v1_readers(readers: int) -> tuple[list[float], int]:
     Returns:
         The seconds, and how often the queues of these consumers were written.
     """
-    with tempfile.TemporaryDirectory() as url, ExitStack() as stack:
-        runtime, config, store = SystemRuntime(), QueueConfig(store=url), open_store(url)
-        claim = claim_for_writing(store, config, runtime=runtime)
-        enable_readers(store, config, claim, runtime, retention_ms=None, reader_expiry_ms=10**9)
+
+    def add_readers(url: str) -> None:
         for number in range(readers):
             add_v1_reader(url, f"v{number}", f"v{number}")
-        code = f"from benchmarks.log import follow_v1; follow_v1({url!r}, {readers})"
-        others = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        stack.callback(others.communicate)  # closes the standard input, which ends the consumers
-        assert others.stdout is not None
-        others.stdout.readline()
+
+    with _followed_log("follow_v1", readers, add_readers) as url:
         took, appended = _append_to(url)
         return took, appended.fed
 
 
 def follow_v1(url: str, readers: int) -> None:
     """Consume the queues of v1 consumers, each in a thread, until standard input is closed."""
-    ended = threading.Event()
 
-    def read(prefix: str) -> None:
+    def read(prefix: str, ended: threading.Event) -> None:
         config = QueueConfig(store=url, data_path_prefix=prefix)
         store = as_slow_as_s3(open_store(url))
         queue = Queue(store, config, runtime=SystemRuntime(), role="consumer")
@@ -408,11 +419,4 @@ def follow_v1(url: str, readers: int) -> None:
                     store.get(entry.location)
                 queue.dequeue(manifest.next_sequence - 1, epoch)
 
-    threads = [threading.Thread(target=read, args=(f"v{number}",)) for number in range(readers)]
-    for thread in threads:
-        thread.start()
-    print("started", flush=True)
-    sys.stdin.read()
-    ended.set()
-    for thread in threads:
-        thread.join()
+    _run_until_closed(read, [f"v{number}" for number in range(readers)])
