@@ -2,7 +2,7 @@
 
 1. Build a wheel and a source distribution from the checkout, and another wheel from the source
    distribution. Both wheels must have the same bytes.
-2. Check the metadata with twine. ``./run lint`` checks ``pyproject.toml``.
+2. Check the metadata as a release does.
 3. Install the wheel with its dependencies into ``.venv-wheel``. Without any extra, every module of
    the library must load and the command line must run.
 4. Run tests against it, in a folder that has the tests but no source. pytest and pyspark come from
@@ -101,15 +101,6 @@ def differences(one: Path, other: Path) -> list[str]:
     return names or [f"{one.name} (names, order, times, or modes of its files)"]
 
 
-def check_metadata(dist: Path) -> None:
-    """Check what a package index reads.
-
-    Raises:
-        NotReady: Something is wrong.
-    """
-    release.tool("twine", "check", "--strict", *sorted(map(str, dist.iterdir())))
-
-
 def install(wheel: Path) -> Environment:
     """Install the wheel with its dependencies, and no extra, into a new environment.
 
@@ -205,7 +196,7 @@ def main() -> int:
         home = Path(scratch)
         try:
             dist = build_twice(home)
-            check_metadata(dist)
+            release.check_packages(ROOT, sorted(dist.iterdir()))
             made = install(only(dist, "*.whl"))
             check_alone(made)
             add_tools(made)
