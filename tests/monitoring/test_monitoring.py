@@ -156,11 +156,15 @@ OLD_S = 7_200
 
 
 def abandoned(home: Path) -> tuple[str, str]:
-    """Make a topic and a log that no consumer reads, and return their directories."""
+    """Make a topic and a log that no consumer reads, and return their directories.
+
+    The log has a reader of each kind.
+    """
     log, topic = str(home / "log"), str(home / "topic")
     fill(log, [b"record"])
     ok("readers", "enable", log, "--yes")
     ok("readers", "reset", log, "billing", "--to-earliest")
+    ok("readers", "add", log, "clickhouse", "--v1", "clickhouse")
     (name,) = topic_of(topic, 1)
     pending(open_store(topic), topic, name, OLD_S)
     return log, topic

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from opendata_buffer import errors
 from opendata_buffer.config import PARTITION_NAME, QueueConfig, check_reader_name
-from opendata_buffer.formats.batch import is_confined
+from opendata_buffer.formats.batch import check_key, is_confined
 from opendata_buffer.formats.manifest import SEALED_EPOCH, Manifest
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import MOST_READERS, LogIndex
@@ -60,6 +60,7 @@ def check_v1_place(store: Store, config: QueueConfig, prefix: str) -> QueueConfi
             f"{own!r} is a partition of a topic: a v1 consumer reads one queue, and cannot follow "
             "partitions that are added or leave. Use a log that is not part of a topic."
         )
+    check_key("prefix", prefix)
     queue = v1_config(config, prefix)
     if is_confined(prefix, own) or is_confined(own, prefix) or prefix == own:
         raise errors.InvalidInput(

@@ -89,6 +89,13 @@ def test_a_v1_consumer_needs_a_log_that_is_not_a_topic(url: str) -> None:
     assert "cannot follow partitions" in fails("readers", "add", topic, "other", "--v1", "other")
 
 
+def test_a_prefix_that_cannot_be_a_key_is_named_as_the_prefix(url: str) -> None:
+    log_of(url, 1)
+    refused = fails("readers", "add", url, "other", "--v1", "/other")
+    assert "error: prefix is '/other'" in refused
+    assert "relative name" in refused
+
+
 def test_feeding_that_has_stopped_is_shown_with_the_reason(url: str, store: MemoryStore) -> None:
     log_of(url, 8)
     ok("readers", "add", url, "other", "--v1", "other")

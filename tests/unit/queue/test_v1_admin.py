@@ -163,7 +163,7 @@ def test_a_queue_that_is_gone_is_created_closed_when_its_reader_is_deleted() -> 
         ("queue", "there is 'queue/_owner.json'|prefix 'queue' belongs to|there is a queue"),
         ("queue/inside", "lies inside the data prefix 'queue' of another queue"),
         ("around", "lies around the data prefix 'around/queue' of another queue"),
-        ("/bad", "data_path_prefix"),
+        ("/bad", "prefix is .*relative name"),
     ],
 )
 def test_a_prefix_that_others_use_is_refused(prefix: str, why: str) -> None:
