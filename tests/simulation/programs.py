@@ -820,15 +820,20 @@ class V1Reader(Reader):
                         if client.claim():
                             clients[partition] = client
                 for partition, client in clients.items():
-                    self._consume(node, partition, client)
+                    if not self._consume(node, partition, client):
+                        deployment.log(f"{node.name}: fenced")
+                        return  # Its supervisor starts it again, and it takes the queue back.
                 node.runtime.sleep(deployment.uniform(1, 4))
         except (*TROUBLE, OpenDataBufferError) as error:
             deployment.log(f"{node.name}: {error}")
 
-    def _consume(self, node: Node, partition: str, client: V1Client) -> None:
+    def _consume(self, node: Node, partition: str, client: V1Client) -> bool:
+        """Deliver the next batches. Return whether it still owns the queue."""
         manifest, _ = client.read()
-        if manifest.sealed or manifest.epoch != client.epoch:
-            return
+        if manifest.sealed:
+            return True
+        if manifest.epoch != client.epoch:
+            return False
         entries = manifest.entries(limit=2)
         for entry in entries:
             found = node.store.get(entry.location)
@@ -836,6 +841,7 @@ class V1Reader(Reader):
             self.deliver(partition, entry.sequence, entry.location, decode_batch(found.data))
         if entries:
             client.take(entries[-1].sequence)
+        return True
 
 
 class V1LogReader(Reader):
