@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-import pyarrow.compute as pc
-
 from opendata_buffer import errors
 from opendata_buffer.admin.queue_status import read_claims
 from opendata_buffer.admin.rebuild import (
@@ -24,6 +22,7 @@ from opendata_buffer.admin.trimming import skip_batch
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
+from opendata_buffer.formats.arrow import value_bytes
 from opendata_buffer.formats.batch import key_fault, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.hints import Action, Hint, Message, QueueName, Surface
@@ -384,7 +383,7 @@ def _check_batch(
     try:
         raw = handle._fetch_pooled(descriptor)
         values = handle._decode_arrow(raw).values
-        return len(values), pc.sum(pc.binary_length(values)).as_py() or 0, raw.nbytes
+        return len(values), value_bytes(values), raw.nbytes
     except errors.PoisonBatch as error:
         kind = _kind(error)
         return Finding(descriptor.sequence, descriptor.location, error.reason, kind)

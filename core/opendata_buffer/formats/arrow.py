@@ -215,7 +215,7 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
         # A slice of an array beyond 2 GiB has offsets beyond 32 bits, so keep them 64 bits wide.
         small = pa.types.is_binary(chunk.type) or pa.types.is_string(chunk.type)
         values = chunk.cast(pa.binary() if small else pa.large_binary())
-        total += _value_bytes(values) + 4 * len(values)
+        total += value_bytes(values) + 4 * len(values)
         if total > MAX_BLOCK_BYTES:
             raise InvalidInput(
                 f"the array makes a record block of more than {MAX_BLOCK_BYTES} bytes: pass it "
@@ -252,8 +252,15 @@ def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
         )
 
 
-def _value_bytes(values: pa.Array) -> int:
-    """Return the bytes of all values, from the first and last offset."""
+def value_bytes(values: pa.Array) -> int:
+    """Return the bytes of all values together. Reads two offsets, however many values there are.
+
+    Args:
+        values: An array of type ``binary`` or ``large_binary`` without nulls.
+
+    Returns:
+        The number of bytes, without the lengths.
+    """
     offsets = memoryview(values.buffers()[1]).cast(
         "q" if pa.types.is_large_binary(values.type) else "i"
     )
@@ -270,7 +277,7 @@ def _join_lengths(values: pa.Array) -> bytes | memoryview:
         pa.binary(4), len(lengths), [None, lengths.buffers()[1]], offset=lengths.offset
     ).cast(values.type)
     joined = pc.binary_join_element_wise(prefixes, values, pa.scalar(b"", values.type))
-    return memoryview(joined.buffers()[2])[: _value_bytes(joined)]
+    return memoryview(joined.buffers()[2])[: value_bytes(joined)]
 
 
 WHOLE_BYTES = 16 * MIB
@@ -475,7 +482,7 @@ class ArrowBlock:
                 most = self.size if arrays == 1 else array_bytes * 9 // 8  # records differ
                 values = self._split(end, wanted, most)
                 rows += len(values)
-                end += _value_bytes(values) + 4 * len(values)
+                end += value_bytes(values) + 4 * len(values)
                 yield values
                 del values  # free its memory before the next one is made
         except (pa.ArrowException, OSError, MemoryError) as error:
