@@ -15,6 +15,11 @@ make larger groups instead of more writes::
 One thread writes. It calls the sessions with their answers after the write has landed, and never
 earlier.
 
+**Gathering.** A client has one append in flight, and sends its next one as soon as it has the
+answer. If the broker began the next write at once, for those that wait already, that append would
+just miss it, and take two writes instead of one. So the broker waits for :data:`GATHER_SHARE` of a
+write first.
+
 **Things that can go wrong:**
 
 * A client waits too long, gives the broker up and asks another one. Both could then append the same
@@ -64,6 +69,15 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 
 FRESH_S = 0.2
 """Seconds. A manifest that this process wrote less than this ago is not read again."""
+
+GATHER_SHARE = 0.15
+"""Share of the time of a write that the broker waits before the next one, if requests wait.
+
+A client needs a few milliseconds to send its next append, and a write to S3 takes about sixty.
+"""
+
+GATHER_S = 0.01
+"""Most seconds of that wait, however long the last write took."""
 
 _READS = {"written", "ping", "stats"}
 """Requests that a client may send without showing that it may write, such as the command ``status``
@@ -349,7 +363,8 @@ class Broker:
             if not group:
                 continue
             conflicts = self._queue.conflicts
-            read_first = self._fairness.begins(self.runtime.monotonic())
+            began = self.runtime.monotonic()
+            read_first = self._fairness.begins(began)
             try:
                 self._commit(group, read_first)
             except Exception as error:
@@ -361,7 +376,12 @@ class Broker:
                 self._fairness.lost(now)
                 self._on_conflict()
             self._fairness.won(now)
-            self._pause_until(now + self._fairness.pause(now))
+            self._pause_until(now + max(self._fairness.pause(now), self._gather_s(now - began)))
+
+    def _gather_s(self, write_s: float) -> float:
+        """Return the seconds to wait for the next appends of clients that were just answered."""
+        # Without a request that waits, the next one begins a write as soon as it arrives.
+        return min(GATHER_SHARE * write_s, GATHER_S) if self.entries_waiting else 0.0
 
     def _pause_for(self, asking: Sequence[protocol.PauseRequest]) -> None:
         """Pause once for all clients that have asked, for the sum of their writes."""

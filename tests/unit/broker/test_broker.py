@@ -112,7 +112,44 @@ def test_f2_a_group_has_not_landed_if_only_its_last_entry_was_appended_elsewhere
     assert queued(store) == ["ingest/first", "ingest/cut off", "ingest/waits"]
 
 
-def test_a_request_that_is_renewed_during_a_slow_write_is_written() -> None:
+def test_an_append_that_follows_an_answer_at_once_is_in_the_next_write() -> None:
+    runtime, store = ManualRuntime(), Hooked()
+    broker = made(store, runtime)
+    answered, waits = Client(broker), Client(broker)
+
+    def take_60_ms() -> None:
+        store.on_write = lambda: None
+        waits.ask("meanwhile")
+        runtime.advance(0.06)
+
+    store.on_write = take_60_ms
+    answered.ask("first")
+    broker.start()
+    answered.answered()
+    answered.ask("second")
+    assert queued(store) == ["ingest/first"], "the broker gathers requests before it writes again"
+    eventually(lambda: runtime.advance(0.001) or len(queued(store)) > 1)
+    assert queued(store) == ["ingest/first", "ingest/meanwhile", "ingest/second"]
+    answered.answered(2)
+    assert broker.commits == 2
+
+
+def test_a_client_that_is_alone_does_not_wait_for_others() -> None:
+    runtime, store = ManualRuntime(), Hooked()
+    broker = made(store, runtime)
+    client = Client(broker)
+    store.on_write = lambda: runtime.advance(0.06)
+    broker.start()
+    for number in range(3):
+        client.ask(str(number))
+        client.answered(number + 1)  # although the clock stands still
+    assert runtime.monotonic() - broker._since == pytest.approx(3 * 0.06)
+
+
+def test_a_request_that_is_renewed_during_a_slow_write_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opendata_buffer.broker.broker.GATHER_S", 0.0)  # the clock stands still
     runtime = ManualRuntime()
     clients: list[Client] = []
 
