@@ -81,9 +81,10 @@ def test_the_words_of_a_user_find_the_page_among_the_first_three(
 
 
 @needs_chromium
-def test_decisions_failures_and_the_proposal_come_last(page: Any, site: str) -> None:
+def test_decisions_failures_and_the_proposals_come_last(page: Any, site: str) -> None:
     for query in ("retention", "transaction", "manifest", "exactly once", "data loss"):
         for path in hits(page, site, query):
             assert "decisions" not in path, query
             assert "failures" not in path, query
             assert "arrow-size-check" not in path, query
+            assert "pyspark-zip" not in path, query
