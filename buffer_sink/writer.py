@@ -62,6 +62,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+SMALL_UPLOADS = 16
+"""Most uploads of the driver at the same time. A micro-batch for a topic waits for the small
+batches of all partitions. Their rows are in memory anyway, in the answers of the tasks."""
+
 OPEN_BLOCKS = 8  # Bounds the bytes of all blocks that are not full, in units of full blocks.
 
 
@@ -214,7 +218,7 @@ class TaskWriter:
 
 
 class BatchUploads:
-    """Names, seals and stores batches of one write, on at most ``upload_concurrency`` threads.
+    """Names, seals and stores batches of one write, on a bounded number of threads.
 
     Use it as a context manager. Leaving it waits for all uploads. Leaving it with an error waits
     for the uploads that are running, and drops the one that waits.
@@ -224,16 +228,24 @@ class BatchUploads:
         task: Any task of the write.
         store: The store to upload to.
         runtime: Clock, threads and random numbers.
+        threads: Most uploads at the same time. Default: ``upload_concurrency`` of the options.
 
     Attributes:
         count: Batches that were submitted or added.
     """
 
     def __init__(
-        self, options: SinkOptions, task: WriteTask, *, store: Put, runtime: Runtime
+        self,
+        options: SinkOptions,
+        task: WriteTask,
+        *,
+        store: Put,
+        runtime: Runtime,
+        threads: int | None = None,
     ) -> None:
         self.count = 0
         self._options = options
+        self._most_threads = options.upload_concurrency if threads is None else threads
         self._task = task
         self._store = store
         self._runtime = runtime
@@ -294,7 +306,7 @@ class BatchUploads:
                 self._changed.wait()
             self._check()
             self._waiting.append(job)
-            if len(self._threads) < self._options.upload_concurrency:
+            if len(self._threads) < self._most_threads:
                 self._threads.append(self._runtime.spawn(self._work, "buffer-sink-upload"))
             self._changed.notify_all()
 
@@ -602,7 +614,13 @@ class WritePlan:
             raise
 
     def _store_small(self, batches: Sequence[Batch], task: WriteTask) -> tuple[UploadedBatch, ...]:
-        uploads = BatchUploads(self.options, task, store=_store_of(self.options), runtime=_RUNTIME)
+        uploads = BatchUploads(
+            self.options,
+            task,
+            store=_store_of(self.options),
+            runtime=_RUNTIME,
+            threads=SMALL_UPLOADS,
+        )
         return store_small(batches, uploads, self.options.target_batch_bytes)
 
 

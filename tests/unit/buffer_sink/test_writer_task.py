@@ -9,16 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from buffer_sink import writer
 from buffer_sink.committer import FIRST_CLOCK, Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import Columns
 from buffer_sink.writer import (
     OPEN_BLOCKS,
+    SMALL_UPLOADS,
     Batch,
     BatchUploads,
     SmallBatch,
     TaskUploads,
     TaskWriter,
+    WritePlan,
     WriteTask,
     join_blocks,
     store_small,
@@ -329,6 +332,26 @@ def test_small_batches_are_joined_per_partition_with_increasing_clocks() -> None
         if records
     }
     assert clocks == {b"a": 10, b"b": 11, b"d": 40}
+
+
+def test_the_small_batches_of_a_topic_are_stored_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A micro-batch waits for one upload then, and not for one after the other."""
+    together = threading.Barrier(SMALL_UPLOADS)
+
+    class Gathering(MemoryStore):
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            together.wait(60)
+            super().put(key, data)
+
+    store = Gathering()
+    monkeypatch.setattr(writer, "_store_of", lambda options: store)
+    names = tuple(f"p-{number:05d}" for number in range(SMALL_UPLOADS))
+    task = WriteTask(0, MOMENT, TXN, topic=TopicWrite(names, (), b"\x01" * 6, "write-x"))
+    plan = WritePlan(SinkOptions(queue=QUEUE), Columns(0, None), MOMENT)
+    found = plan._store_small([small(b"a", partition=name, clock=2) for name in names], task)
+    assert sorted(each.partition or "" for each in found) == list(names)
 
 
 def test_metadata_starts_at_its_first_record_and_times_never_decrease() -> None:
