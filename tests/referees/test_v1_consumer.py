@@ -1,9 +1,9 @@
-"""The Rust crate ``opendata-buffer``, unmodified, reads a log next to a Python reader.
+"""The Rust crate ``opendata-buffer``, unmodified, reads a log next to Python and Spark.
 
-Producers, the reader, and the program that feeds are killed, Rust consumers take over from each
-other with their collectors on, and a tenth of the answers to conditional writes are lost. The
-layout is that of OpenTelemetry's exporter. Cargo gets the crate and builds it for some minutes, so
-this runs at night, or with ``OPENDATA_BUFFER_V1_BATCHES=20000``.
+Producers, a broker, the readers, and the program that feeds are killed, Rust consumers take over
+from each other with their collectors on, and a tenth of the answers to conditional writes are lost.
+The layout is that of OpenTelemetry's exporter. Cargo gets the crate and builds it for some minutes,
+so this runs at night, or with ``OPENDATA_BUFFER_V1_BATCHES=20000``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ BATCHES = int(os.environ.get("OPENDATA_BUFFER_V1_BATCHES", "0"))
 NIGHT = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) >= 100
 PATIENCE_S = 1_800.0
 QUEUE = "ingest/otel/logs/clickhouse"
+SPARK_EVERY = 8
+"""Kills of other programs for each kill of Spark, which takes longer to start than they do."""
+
 
 pytestmark = [
     pytest.mark.full,
@@ -131,8 +134,8 @@ def crate() -> str:
     return str(BINARY)
 
 
-def test_the_rust_crate_reads_a_log_next_to_a_python_reader(
-    crate: str, monkeypatch: pytest.MonkeyPatch
+def test_the_rust_crate_reads_a_log_next_to_python_and_spark(
+    crate: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rng, wanted = random.Random(1), BATCHES or 2_000
     with ExitStack() as stack:
@@ -153,13 +156,20 @@ def test_the_rust_crate_reads_a_log_next_to_a_python_reader(
             producer.produce([b"first"]).result(60)
         admin.enable_log(url, **PLACE)
         assert admin.add_v1_reader(url, "clickhouse", QUEUE, **PLACE) == 0
+        # Spark starts for seconds, and must get what the others acknowledge meanwhile.
+        admin.reset_reader(url, "spark", "earliest", **PLACE)
         server.share = 0.1
 
         def add(program: Program) -> Program:
             return stack.enter_context(closing(program))
 
-        writers = {name: add(worker(name, url, name + "0")) for name in ("produce", "go")}
+        writers = {
+            name: add(worker(name, url, name + "0")) for name in ("produce", "go", "host", "join")
+        }
         reader = add(worker("read", url))
+        spark = add(
+            Program(sys.executable, "-m", "tests.referees.v1_spark", url, str(tmp_path / "spark"))
+        )
         feed = [sys.executable, "-m", "opendata_buffer", "readers", "feed", url, "--follow"]
         place = ["--data-path-prefix", PREFIX, "--manifest-path", MANIFEST]
         feeder = add(Program(*feed, "--interval-ms", "100", *place))
@@ -179,10 +189,12 @@ def test_the_rust_crate_reads_a_log_next_to_a_python_reader(
             assert not reader.lines[-1] or reader.process.poll() is None, "the reader has ended"
             time.sleep(rng.uniform(0.2, 1.5) if wanted < 1_000 else rng.uniform(1, 6))
             number += 1
-            name = rng.choice(["produce", "go"])
+            name = rng.choice([*writers])
             writers[name].command = (*writers[name].command[:-1], f"{name}{number}")
             victim = rng.choice([writers[name], reader, feeder])
             victim.kill()
+            if number % SPARK_EVERY == 0:
+                spark.kill()
             rival = rng.choice(consumers)
             most = max(map(acked, consumers))
             rival.kill()  # It takes the queue over from the other one, which is fenced.
@@ -193,12 +205,13 @@ def test_the_rust_crate_reads_a_log_next_to_a_python_reader(
         last = end()
         consumers[0].kill()
         starts.append((consumers[0], len(consumers[0].lines) - 1, max(map(acked, consumers))))
-        while acked(consumers[0]) < last - 1 or not any(
-            sequence == last - 1 for sequence, _, _ in batches(reader.all_lines())
+        while acked(consumers[0]) < last - 1 or not all(
+            any(sequence == last - 1 for sequence, _, _ in batches(who.all_lines()))
+            for who in (reader, spark)
         ):
             assert time.monotonic() < until, (acked(consumers[0]), last)
             time.sleep(0.2)
-        for program in (*consumers, reader, feeder):
+        for program in (*consumers, reader, spark, feeder):
             program.close()
         (status,) = [each for each in admin.list_readers(url, **PLACE) if each.v1]
         store = open_store(url, StoreOptions(endpoint_url=server.endpoint))
@@ -206,7 +219,7 @@ def test_the_rust_crate_reads_a_log_next_to_a_python_reader(
 
         durable = {line for writer in writers.values() for line in writer.all_lines()}
         known: dict[int, tuple[str, str]] = {}
-        for who in (*consumers, reader):
+        for who in (*consumers, reader, spark):
             for sequence, location, records in batches(who.all_lines()):
                 assert known.setdefault(sequence, (location, records)) == (location, records)
         locations = [location for location, _ in known.values()]
@@ -214,6 +227,7 @@ def test_the_rust_crate_reads_a_log_next_to_a_python_reader(
         for what in (
             itertools.chain(*(each.all_lines() for each in consumers)),
             reader.all_lines(),
+            spark.all_lines(),
         ):
             got = {sequence for sequence, _, _ in batches(what)}
             assert got == {*range(last)}
@@ -244,6 +258,9 @@ def test_the_rust_crate_reads_a_log_next_to_a_python_reader(
         assert server.lost > wanted / 100
         assert feeder.kills
         assert reader.kills
+        assert spark.kills or wanted < 2_000
+        assert any(line.startswith("host") for line in writers["host"].all_lines())
         print(
-            f"{last} batches, {len(starts)} takeovers, {fenced} fenced, {server.lost} lost answers"
+            f"{last} batches, {len(starts)} takeovers, {fenced} fenced, {spark.kills} kills of "
+            f"Spark, {server.lost} lost answers"
         )

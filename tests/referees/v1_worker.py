@@ -1,6 +1,7 @@
 """Programs of a log that are killed: ``python -m tests.referees.v1_worker ROLE URL ARGUMENT...``.
 
 * ``produce URL NAME``: our producer, which prints each record as soon as it is durable.
+* ``host URL NAME``: the same, with a broker. ``join URL NAME`` appends through that broker.
 * ``go URL NAME``: appends like the Go producer of OpenTelemetry's exporter, with its names: a ULID
   for each process, and a number. It does not know logs, and feeds nothing.
 * ``read URL``: a named reader in Python, with a collector. It prints and acknowledges records.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from opendata_buffer import Consumer, Producer, outcomes
@@ -28,8 +30,8 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def produce(url: str, name: str) -> None:
-    config = ProducerConfig(store=url, flush_interval_ms=5, broker="off", **PLACE)
+def produce(url: str, name: str, broker: str = "off") -> None:
+    config = ProducerConfig(store=url, flush_interval_ms=5, broker=broker, **PLACE)
     with Producer(config) as producer:
         number = 0
         while True:
@@ -85,4 +87,11 @@ def read(url: str) -> None:
 
 
 if __name__ == "__main__":
-    {"produce": produce, "go": go, "read": read}[sys.argv[1]](*sys.argv[2:])
+    roles = {
+        "produce": produce,
+        "host": partial(produce, broker="host"),
+        "join": partial(produce, broker="auto"),
+        "go": go,
+        "read": read,
+    }
+    roles[sys.argv[1]](*sys.argv[2:])

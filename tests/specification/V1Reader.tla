@@ -313,10 +313,15 @@ WriteFloor ==
          \E answer \in IF floor = known.floor THEN {<<"applied", index>>}
                        ELSE Put(index, known, new) :
            /\ index' = answer[2]
-           /\ collector' = IF answer[1] = "applied"
-                           THEN [NoCollector EXCEPT !.at = "deletes",
-                                   !.known = IF floor = known.floor THEN known ELSE new]
-                           ELSE NoCollector
+           /\ collector' =
+                CASE answer[1] = "applied" ->
+                       [NoCollector EXCEPT !.at = "deletes",
+                          !.known = IF floor = known.floor THEN known ELSE new]
+                  \* It reads the index that won, and deletes below its floor.
+                  [] answer[1] = "conflict" ->
+                       [NoCollector EXCEPT !.at = "deletes", !.known = index.now]
+                  \* It tries the same write again.
+                  [] OTHER -> collector
     /\ UNCHANGED <<deleted, V_4>>
 
 \* core/opendata_buffer/gc.py: GarbageCollector

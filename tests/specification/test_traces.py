@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 
 from tests.simulation.conftest import seeds
-from tests.specification import trace_broker, trace_collector, trace_log
+from tests.specification import trace_broker, trace_collector, trace_log, trace_v1_reader
 from tests.specification.traces import Trace, Verdict, tla, validate
 from tools import specification
 
-RECORDERS: dict[str, Any] = {"Log": trace_log, "Collector": trace_collector, "Broker": trace_broker}
+RECORDERS: dict[str, Any] = {
+    "Log": trace_log,
+    "Collector": trace_collector,
+    "Broker": trace_broker,
+    "V1Reader": trace_v1_reader,
+}
 MUTATIONS = [
     (name, mutation) for name, recorder in RECORDERS.items() for mutation in recorder.MUTATIONS
 ]
