@@ -73,8 +73,15 @@ class SlowImport(importlib.abc.MetaPathFinder):
             time.sleep(0.5)
         return None
 
+forked = threading.Event()
+
+def serve():
+    # The thread of a broker lives on. OpenSSL holds a lock while a thread that has used it ends.
+    broker_context()
+    forked.wait(60)
+
 sys.meta_path.insert(0, SlowImport())
-thread = threading.Thread(target=broker_context)
+thread = threading.Thread(target=serve)
 thread.start()
 assert begun.wait(30)
 child = os.fork()
@@ -82,6 +89,7 @@ if child == 0:
     print("child", len(broker_context()[1]), flush=True)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
+forked.set()
 thread.join()
 """
 

@@ -106,6 +106,12 @@ def worker(*arguments: str) -> Program:
     return Program(sys.executable, "-m", "tests.referees.v1_worker", *arguments)
 
 
+def revive(spark: Program) -> None:
+    """Start Spark again if it has ended: it gives its Python processes ten seconds to start."""
+    if spark.process.poll() is not None:
+        spark.kill()
+
+
 def acked(program: Program) -> int:
     """Return the highest sequence of which a Rust consumer has printed that it is acknowledged."""
     return max(
@@ -187,6 +193,7 @@ def test_the_rust_crate_reads_a_log_next_to_python_and_spark(
         while (last := end()) < wanted:
             assert time.monotonic() < until, f"{last} of {wanted} batches"
             assert not reader.lines[-1] or reader.process.poll() is None, "the reader has ended"
+            revive(spark)
             time.sleep(rng.uniform(0.2, 1.5) if wanted < 1_000 else rng.uniform(1, 6))
             number += 1
             name = rng.choice([*writers])
@@ -210,6 +217,7 @@ def test_the_rust_crate_reads_a_log_next_to_python_and_spark(
             for who in (reader, spark)
         ):
             assert time.monotonic() < until, (acked(consumers[0]), last)
+            revive(spark)
             time.sleep(0.2)
         for program in (*consumers, reader, spark, feeder):
             program.close()
