@@ -100,7 +100,8 @@ def prepare(place: Place, words: list[str]) -> tuple[QueueName, int]:
             place.run("readers", "enable", "--yes")
         case ["readers", *_]:
             place.fill(b"a", b"b")
-            place.run("readers", "enable", "--yes")
+            enabled = place.run("readers", "enable", "--yes")
+            assert "is a log" in enabled, enabled
             assert READER in place.run("readers", "reset", READER, "--to-latest")
         case ["skip", *_]:
             place.fill(b"a", b"b")
