@@ -76,8 +76,7 @@ A test elsewhere gets it by ``@pytest.mark.full`` if it takes seconds, and a fil
 """
 
 MEASURED = ("unit", "golden")
-"""Folders whose tests count for the coverage. It more than doubles the CPU time of a test, and the
-other tests reach few lines that these do not."""
+"""Folders whose tests count for the coverage. The other tests reach few lines that these do not."""
 
 HERE = Path(__file__).parent
 

@@ -1,12 +1,13 @@
 """Which tests ``./run test``, ``./run test --full``, and ``./run test --nightly`` run, and where.
 
 A test has the marker ``full`` or not. ``./run test`` runs those without it, which find most
-defects within minutes: in ``.venv``, with coverage, and in one Spark session. ``./run test --full``
+defects within minutes: in ``.venv``, and in one Spark session. ``./run test --full``
 runs the others. Every test is in exactly one of the legs of ``QUICK`` and ``FULL``, and .ci/run
 runs both (tests/unit/project/test_legs.py).
 
 ``AGAIN`` runs some of them a second time where other code may be at work: with the lowest
-versions of the libraries, and with the wheel in place of the checkout.
+versions of the libraries, and with the wheel in place of the checkout. The run with the wheel also
+measures coverage, which more than doubles the time of a test.
 """
 
 from __future__ import annotations
@@ -73,13 +74,11 @@ def _is_in(path: str, places: tuple[str, ...]) -> bool:
 QUICK = (
     # One session for all tests of Spark: a second one costs as much as ten tests.
     Leg("spark-tests", False, paths=("spark",)),
-    # With the floor of coverage that pyproject.toml states; tests/conftest.py says of which tests.
-    Leg("tests", False, ignored=("spark",), options=(*TWO_PROCESSES, "--cov", "--cov-report=")),
+    Leg("tests", False, ignored=("spark",), options=TWO_PROCESSES),
 )
 
 FULL = (
     Leg("full-spark-tests", True, paths=("spark",), ignored=("spark/chaos", "spark/test_delta.py")),
-    # Without coverage, which hooks into each line, as do the tests that interrupt at each line.
     Leg("full-tests", True, ignored=("spark",), options=TWO_PROCESSES),
     # Whole files: drivers are killed and suspended, and the JVM of each starts alone.
     Leg(
@@ -111,8 +110,9 @@ LOWEST = (
     *(f"--ignore=tests/unit/{package}" for package in ("gc", "producer", "queue")),
 )
 
+# With the floor of coverage that pyproject.toml states.
 WHEEL = (
-    *(*AGAIN, *TWO_PROCESSES, "tests/unit", "tests/golden"),
+    *(*AGAIN, *TWO_PROCESSES, "--cov", "--cov-report=", "tests/unit", "tests/golden"),
     "--ignore=tests/unit/test_packaging.py",  # It builds the wheel from the source.
 )
 WHEEL_SPARK = (*AGAIN, "tests/spark/test_readers.py")

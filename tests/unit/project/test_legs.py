@@ -53,10 +53,9 @@ def test_every_place_whose_tests_are_all_full_exists() -> None:
 def collected(*arguments: str) -> list[str]:
     """Return the tests that pytest would run."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
-    # An option for two processes or for coverage has no effect on the choice of tests.
-    chosen = [word for word in arguments if not word.startswith("--cov")]
+    # An option for two processes has no effect on the choice of tests.
     done = subprocess.run(
-        [*command, *chosen, "-n", "0"], cwd=ROOT, capture_output=True, text=True, timeout=600
+        [*command, *arguments, "-n", "0"], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout[-2000:]
     return [line for line in done.stdout.splitlines() if "::" in line]
