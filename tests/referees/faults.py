@@ -190,7 +190,11 @@ def caught(name: str, jobs: int) -> tuple[str, int]:
                    "--jobs", str(jobs), "--seed", "1"]  # fmt: skip
         env = {**os.environ, "PYTHONPATH": f"{root / 'core'}:{root}"}
         done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
-    by = r"^  (Porcupine(?=: Illegal)|Porcupine: Unknown|adya: .*?(?= in )|it could not.*)"
+    # The code notices some faults itself, and the history cannot be completed.
+    by = (
+        r"^  (Porcupine(?=: Illegal)|Porcupine: Unknown|adya: .*?(?= in )|it could not.*"
+        r"|the history could not be completed: \w+)"
+    )
     said = re.search(by, done.stdout, re.M)
     played = len(re.findall(r"^--kind", done.stdout, re.M))
     if not played:
