@@ -23,12 +23,11 @@ from opendata_buffer.queue.queue import Queue, _Append
 from opendata_buffer.stores.memory import MemoryStore
 from tests.specification.traces import (
     Call,
+    Converter,
     Event,
-    Knowledge,
     Mutation,
     Note,
     Recorder,
-    Timeline,
     Trace,
     patched,
     run_noted,
@@ -228,17 +227,16 @@ def record(seed: int, *mutations: Mutation, appends: int = 5) -> Trace:
         cluster = TracedBrokers(seed, appends)
         calls = notes_calls(cluster.recorder)
         run_noted(cluster.simulation, cluster.scenario, calls, is_mutated=bool(mutations))
-    return Converter(cluster.recorder).trace()
+    return BrokerConverter(cluster.recorder).trace()
 
 
-class Converter:
-    """Converts notes to events."""
+class BrokerConverter(Converter):
+    """Converts the notes of brokers."""
+
+    key = MANIFEST
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.notes = recorder.notes
-        self.knowledge = Knowledge.of(self.notes)
-        self.timeline = Timeline(recorder)
+        super().__init__(recorder)
         self.clients: dict[str, str] = {}  # by location
         self.brokers: dict[int, str] = {}  # by queue
         self.ports: dict[str, str] = {}  # by process, its last broker
@@ -256,9 +254,7 @@ class Converter:
         """Return all events, with the constants of the specification."""
         self._find_answers()
         for number, note in enumerate(self.notes):
-            handle = getattr(self, f"_{note.kind.replace(' ', '_')}", None)
-            if handle is not None:
-                handle(number, note)
+            self.convert(number, note)
         events = [
             {**{k: v for k, v in event.items() if k != "ms"}, "us": us}
             for event, us in zip(self.timeline.events(), self.timeline.times_us(), strict=True)
@@ -429,31 +425,12 @@ class Converter:
             if isinstance(answer, Lost) and self.asks.get(name) == broker:
                 self.lose(number, location, answer.since)
 
-    def _effect(self, number: int, note: Note) -> None:
-        if note.call is None or note.call.key != MANIFEST:
-            return
-        effect = "applied" if note.version is not None else "conflict"
-        self.write(number, note.call, note.call.answer or effect)
-        if note.call.answer == "unknown" and effect == "applied":
-            self._late(number, note)
+    def arrived(self, number: int, note: Note, call: Call) -> None:
+        # The specification does not cover the answer to the consumer.
+        event = "dequeue" if call.process.startswith("consumer") else "arrive"
+        self.timeline.add(number, {"is": event, **self.shown(Manifest.parse(call.data))})
 
-    def _late(self, number: int, note: Note) -> None:
-        if note.call is not None and note.call.key == MANIFEST:
-            if note.call.process.startswith("consumer"):
-                # The specification does not cover the answer to the consumer.
-                new = self.shown(Manifest.parse(note.call.data))
-                self.timeline.add(number, {"is": "dequeue", **new})
-                return
-            self.timeline.add(
-                number, {"is": "arrive", **self.shown(Manifest.parse(note.call.data))}
-            )
-
-    def _answer(self, number: int, note: Note) -> None:
-        call = note.call
-        if call is not None and call.key == MANIFEST and call.effect is None:
-            self.write(number, call, call.answer)
-
-    def write(self, number: int, call: Call, answer: str) -> None:
+    def write(self, number: int, note: Note, call: Call, answer: str) -> None:
         new = self.shown(Manifest.parse(call.data))
         if call.process.startswith("consumer"):
             if answer == "applied":
@@ -476,13 +453,6 @@ class Converter:
             )
         self.looked.add(call.task)
         self.add(number, "write alone", by, **event)
-
-    def is_current(self, call: Call, number: int) -> bool:
-        """Return whether a write is bound to the version that is current before a note."""
-        for note in reversed(self.notes[:number]):
-            if note.what == MANIFEST and note.kind in ("effect", "late") and note.version:
-                return note.version == call.bound_to
-        return call.bound_to is None
 
     def _write_ends(self, number: int, note: Note) -> None:
         if note.task not in self.writing:

@@ -27,12 +27,11 @@ from tests.simulation.cluster import MANIFEST, PASSING, PREFIX, Node
 from tests.specification.recorded_cluster import LOST, RecordedCluster
 from tests.specification.traces import (
     Call,
+    Converter,
     Event,
-    Knowledge,
     Mutation,
     Note,
     Recorder,
-    Timeline,
     Trace,
     patched,
     run_noted,
@@ -229,19 +228,18 @@ def record(seed: int, *mutations: Mutation, records: int = 8) -> Trace:
         cluster = TracedCluster(seed, records)
         calls = notes_calls(cluster.recorder)
         run_noted(cluster.simulation, cluster.scenario, calls, is_mutated=bool(mutations))
-    return Converter(cluster.recorder, int(cluster.grace_s * 1000), cluster.skew_ms).trace()
+    return QueueConverter(cluster.recorder, int(cluster.grace_s * 1000), cluster.skew_ms).trace()
 
 
-class Converter:
-    """Converts notes to events."""
+class QueueConverter(Converter):
+    """Converts the notes of a queue."""
+
+    key = MANIFEST
 
     def __init__(self, recorder: Recorder, grace_ms: int, skew_ms: int) -> None:
-        self.recorder = recorder
-        self.notes = recorder.notes
+        super().__init__(recorder)
         self.grace_ms = grace_ms
         self.skew_ms = skew_ms
-        self.knowledge = Knowledge.of(self.notes)
-        self.timeline = Timeline(recorder)
         self.batches: dict[int, str] = {}
         self.producer_of: dict[str, str] = {}  # by location
         self.uploading: dict[str, Any] = {}  # by task
@@ -257,9 +255,7 @@ class Converter:
     def trace(self) -> Trace:
         """Return all events, with the constants of the specification."""
         for number, note in enumerate(self.notes):
-            handle = getattr(self, f"_{note.kind}", None)
-            if handle is not None:
-                handle(number, note)
+            self.convert(number, note)
         return Trace(
             "Queue",
             self.timeline.events(),
@@ -378,26 +374,10 @@ class Converter:
 
     # Writes of the manifest.
 
-    def _effect(self, number: int, note: Note) -> None:
-        if note.call is None or note.call.key != MANIFEST:
-            return
-        effect = "applied" if note.version is not None else "conflict"
-        self.write(number, note.call, note.call.answer or effect)
-        if note.call.answer == "unknown" and effect == "applied":
-            self._late(number, note)
+    def arrived(self, number: int, note: Note, call: Call) -> None:
+        self.timeline.add(number, {"is": "arrive", **self.shown(Manifest.parse(call.data))})
 
-    def _late(self, number: int, note: Note) -> None:
-        if note.call is not None and note.call.key == MANIFEST:
-            self.timeline.add(
-                number, {"is": "arrive", **self.shown(Manifest.parse(note.call.data))}
-            )
-
-    def _answer(self, number: int, note: Note) -> None:
-        call = note.call
-        if call is not None and call.key == MANIFEST and call.effect is None:
-            self.write(number, call, call.answer)
-
-    def write(self, number: int, call: Call, answer: str) -> None:
+    def write(self, number: int, note: Note, call: Call, answer: str) -> None:
         old, new = self.manifest(call.bound_to), self.shown(Manifest.parse(call.data))
         learned = self.knowledge.of_version(call.process, MANIFEST, call.bound_to, number)
         at = -1 if learned is None else learned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import opendata_buffer.gc
@@ -26,18 +27,18 @@ from tests.simulation.test_log import INDEX, READERS, Follower, LogCluster
 from tests.specification.recorded_cluster import LOST, RecordedCluster
 from tests.specification.traces import (
     Call,
+    Converter,
     Event,
-    Knowledge,
     Mutation,
     Note,
     Recorder,
     SetOf,
-    Timeline,
     Trace,
     patched,
     run_noted,
 )
 from tests.support.logs import become_log
+from tests.support.simulation import SimTask
 
 T = TypeVar("T")
 KINDS = {
@@ -86,8 +87,12 @@ class TracedLogCluster(RecordedCluster, LogCluster):
         self.patiently(node, enable)
         self.recorder.note("begin")
 
-    def scenario(self) -> None:
-        """Read, reset, and collect until everything is produced."""
+    def begin(self) -> tuple[list[Follower], list[SimTask]]:
+        """Make the log, and start readers, a collector, and producers.
+
+        Returns:
+            The readers, and the tasks that end when everything is produced.
+        """
         self.enable()
         followers = [Follower(self, name) for name in self.names]
         for follower in followers:
@@ -100,6 +105,17 @@ class TracedLogCluster(RecordedCluster, LogCluster):
             )
             for producer in producers
         ]
+        return followers, tasks
+
+    def finish_when(self, tasks: list[SimTask]) -> None:
+        """Wait for the tasks, and for the collector to do the rest."""
+        for task in tasks:
+            task.join()
+        self.director.sleep(2.5 * self.grace_s)
+
+    def scenario(self) -> None:
+        """Read, reset, and collect until everything is produced."""
+        followers, tasks = self.begin()
         for _ in range(self.draw(3)):
             self.director.sleep(self.uniform(0, 20))
             view = self.model.manifest
@@ -107,32 +123,40 @@ class TracedLogCluster(RecordedCluster, LogCluster):
             node = self.node(OPERATOR)
             floor = 0 if self.model.index is None else self.model.index.floor
             follower.set_to(node, floor + self.draw(view.next_sequence - floor + 1))
-        for task in tasks:
-            task.join()
-        self.director.sleep(2.5 * self.grace_s)
+        self.finish_when(tasks)
+
+
+def noted_around(
+    recorder: Recorder, begins: str, what: Callable[..., Any], ends: str = ""
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return a change of a call that notes where it begins and ends."""
+
+    def change(call: Callable[..., T]) -> Callable[..., T]:
+        def noted(*arguments: Any, **options: Any) -> T:
+            if begins:
+                recorder.note(begins, what(*arguments))
+            found = None
+            try:
+                found = call(*arguments, **options)
+                return found
+            finally:
+                if ends:
+                    recorder.note(ends, (arguments[0], found))
+
+        return noted
+
+    return change
+
+
+def notes_floor(recorder: Recorder) -> Mutation:
+    """Return the patch that notes where a collector raises the floor."""
+    around = noted_around(recorder, "floor", lambda collector, view, *_: view.index, "floor ended")
+    return GarbageCollector, "_raise_floor", around
 
 
 def notes_calls(recorder: Recorder) -> list[Mutation]:
     """Return the patches that note calls, which show the call that a request belongs to."""
-
-    def around(
-        begins: str, what: Callable[..., Any], ends: str = ""
-    ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        def change(call: Callable[..., T]) -> Callable[..., T]:
-            def noted(*arguments: Any, **options: Any) -> T:
-                if begins:
-                    recorder.note(begins, what(*arguments))
-                found = None
-                try:
-                    found = call(*arguments, **options)
-                    return found
-                finally:
-                    if ends:
-                        recorder.note(ends, (arguments[0], found))
-
-            return noted
-
-        return change
+    around = partial(noted_around, recorder)
 
     def moved(log: Log, manifest: Manifest) -> Any:
         return manifest.raw
@@ -149,11 +173,7 @@ def notes_calls(recorder: Recorder) -> list[Mutation]:
         (ReaderQueue, "_moved_to", around("seek", lambda *_: None, "sought")),
         (Consumer, "next_batch", around("", lambda *_: None, "handed")),
         (Consumer, "skip", around("", lambda *_: None, "skipped")),
-        (
-            GarbageCollector,
-            "_raise_floor",
-            around("floor", lambda collector, view, *_: view.index, "floor ended"),
-        ),
+        notes_floor(recorder),
     ]
 
 
@@ -181,18 +201,15 @@ def record(seed: int, *mutations: Mutation, records: int = 24) -> Trace:
         cluster = TracedLogCluster(seed, records)
         calls = notes_calls(cluster.recorder)
         run_noted(cluster.simulation, cluster.scenario, calls, is_mutated=bool(mutations))
-    return Converter(cluster.recorder, cluster.names).trace()
+    return LogConverter(cluster.recorder, cluster.names).trace()
 
 
-class Converter:
-    """Converts notes to events."""
+class LogConverter(Converter):
+    """Converts the notes of a log."""
 
     def __init__(self, recorder: Recorder, names: list[str]) -> None:
-        self.recorder = recorder
-        self.notes = recorder.notes
+        super().__init__(recorder)
         self.begin = next(n for n, note in enumerate(self.notes) if note.kind == "begin")
-        self.knowledge = Knowledge.of(self.notes)
-        self.timeline = Timeline(recorder)
         self.names = names
         self.entries: dict[str, int] = {}  # by location, the entry in the specification
         self.groups: dict[str, list[int]] = {}
@@ -241,9 +258,7 @@ class Converter:
         """Return all events, with the constants of the specification."""
         for number, note in enumerate(self.notes):
             if number > self.begin:
-                handle = getattr(self, f"_{note.kind.replace(' ', '_')}", None)
-                if handle is not None:
-                    handle(number, note)
+                self.convert(number, note)
             elif note.kind == "put":
                 self.objects[note.what] = note.data
         return Trace(
@@ -349,22 +364,7 @@ class Converter:
                     return sequence
         return None
 
-    def _effect(self, number: int, note: Note) -> None:
-        if note.call is None:
-            return
-        effect = "applied" if note.version is not None else "conflict"
-        self._write(number, note, note.call, note.call.answer or effect)
-        if note.call.answer == "unknown" and effect == "applied":
-            self._late(number, note)
-
-    def _answer(self, number: int, note: Note) -> None:
-        if note.call is not None and note.call.effect is None:
-            self._write(number, note, note.call, note.call.answer)
-
-    def _late(self, number: int, note: Note) -> None:
-        """Add a write that was applied without an answer."""
-        call = note.call
-        assert call is not None
+    def arrived(self, number: int, note: Note, call: Call) -> None:
         if call.key == MANIFEST:
             event = self._manifest_event(Manifest.parse(call.data))
             self.timeline.add(number, {"is": "arrive", "at": "manifest", **event})
@@ -378,24 +378,13 @@ class Converter:
             event = {"is": "arrive", "at": name, "next": found.next, "epoch": found.epoch}
             self.timeline.add(number, event)
 
-    def _write(self, number: int, note: Note, call: Call, answer: str) -> None:
+    def write(self, number: int, note: Note, call: Call, answer: str) -> None:
         if call.key == MANIFEST:
             self._write_manifest(number, note, call, answer)
         elif call.key == INDEX:
             self._write_index(number, call, answer)
         elif call.key.startswith(READERS):
             self._write_position(number, call, answer)
-
-    def is_current(self, call: Call, number: int) -> bool:
-        """Return whether a write is bound to the version that is current before a note."""
-        for note in reversed(self.notes[:number]):
-            if (
-                note.what == call.key
-                and note.kind in ("effect", "late")
-                and note.version is not None
-            ):
-                return note.version == call.bound_to
-        return call.bound_to is None
 
     def _write_manifest(self, number: int, note: Note, call: Call, answer: str) -> None:
         old = self.manifest(call.bound_to)

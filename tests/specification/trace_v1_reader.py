@@ -9,25 +9,22 @@ from typing import Any
 import opendata_buffer.gc
 from opendata_buffer.errors import ObjectNotFound, StorageError
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue import v1_feed
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.log_view import LogView
 from opendata_buffer.queue.reader_positions import ReaderPosition
 from opendata_buffer.queue.stored_manifest import read_manifest
 from opendata_buffer.queue.v1_admin import add_v1_reader
-from tests.simulation.actors import PlainProducer, collect_garbage, run_services
 from tests.simulation.cluster import MANIFEST, Node
-from tests.simulation.test_log import INDEX, READERS, Follower
-from tests.specification.trace_log import TracedLogCluster, small
+from tests.simulation.test_log import INDEX, READERS
+from tests.specification.trace_log import TracedLogCluster, notes_floor, small
 from tests.specification.traces import (
     Call,
+    Converter,
     Event,
-    Knowledge,
     Mutation,
     Note,
     Recorder,
-    Timeline,
     Trace,
     patched,
     run_noted,
@@ -103,60 +100,28 @@ class TracedV1Cluster(TracedLogCluster):
 
     def scenario(self) -> None:
         """Append, feed, consume, and collect until everything is produced."""
-        self.enable()
-        followers = [Follower(self, name) for name in self.names]
-        for follower in followers:
-            self.supervise(follower.name, follower.live, lambda: False, zombies=True)
-        self.supervise("cron", lambda node: collect_garbage(self, node), lambda: False)
-        producers = [PlainProducer(self, f"plain{n}", self.records // 2) for n in range(2)]
-        tasks = [
-            self.director.spawn(
-                lambda producer=producer: run_services(self, [producer]), producer.name
-            )
-            for producer in producers
-        ]
+        _, tasks = self.begin()
         self.director.sleep(self.uniform(0, 5))
         self.add_reader()
         self.supervise("v1", self.consume, lambda: False, zombies=True)
-        for task in tasks:
-            task.join()
-        self.director.sleep(2.5 * self.grace_s)
-
-
-def notes_calls(recorder: Recorder) -> list[Mutation]:
-    """Return the patches that note where a collector raises the floor."""
-
-    def noted(raise_floor: Callable[..., Any]) -> Callable[..., Any]:
-        def run(collector: Any, view: LogView, *arguments: Any) -> Any:
-            recorder.note("floor", view.index)
-            try:
-                return raise_floor(collector, view, *arguments)
-            finally:
-                recorder.note("floor ended")
-
-        return run
-
-    return [(GarbageCollector, "_raise_floor", noted)]
+        self.finish_when(tasks)
 
 
 def record(seed: int, *mutations: Mutation, records: int = 24) -> Trace:
     """Run the code, with mutations if there are any, and return its trace."""
     with small(), patched((v1_feed, "MOST_ENTRIES", lambda _: 6), *mutations):
         cluster = TracedV1Cluster(seed, records)
-        calls = notes_calls(cluster.recorder)
+        calls = [notes_floor(cluster.recorder)]
         run_noted(cluster.simulation, cluster.scenario, calls, is_mutated=bool(mutations))
-    return Converter(cluster.recorder).trace()
+    return V1Converter(cluster.recorder).trace()
 
 
-class Converter:
-    """Converts notes to events."""
+class V1Converter(Converter):
+    """Converts the notes of a log with a v1 consumer."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.notes = recorder.notes
+        super().__init__(recorder)
         self.begin = next(n for n, note in enumerate(self.notes) if note.kind == "begin")
-        self.knowledge = Knowledge.of(self.notes)
-        self.timeline = Timeline(recorder)
         self.feeders: list[str] = []
         self.consumers: list[str] = []
         self.consumer_of: dict[str, str] = {}  # by process
@@ -185,9 +150,7 @@ class Converter:
         """Return all events, with the constants of the specification."""
         for number, note in enumerate(self.notes):
             if number > self.begin:
-                handle = getattr(self, f"_{note.kind.replace(' ', '_')}", None)
-                if handle is not None:
-                    handle(number, note)
+                self.convert(number, note)
             elif note.what == MANIFEST and note.version is not None and note.call is not None:
                 self._append(note, self.begin)
         constants = {"TraceFeeders": {*self.feeders}, "TraceConsumers": {*self.consumers}}
@@ -235,23 +198,11 @@ class Converter:
         if (sequence := self.sequences.get(note.what)) is not None:
             self.timeline.add(number, {"is": "delete", "sequence": sequence})
 
-    def _effect(self, number: int, note: Note) -> None:
-        if note.call is None:
-            return
-        effect = "applied" if note.version is not None else "conflict"
-        self._write(number, note, note.call, note.call.answer or effect)
-        if note.call.answer == "unknown" and effect == "applied":
-            self._late(number, note)
-
-    def _answer(self, number: int, note: Note) -> None:
-        if note.call is not None and note.call.effect is None:
-            self._write(number, note, note.call, note.call.answer)
-
-    def _write(self, number: int, note: Note, call: Call, answer: str) -> None:
+    def write(self, number: int, note: Note, call: Call, answer: str) -> None:
         if call.key == MANIFEST:
             if answer == "applied":
                 self._append(note, number)
-        elif answer == "conflict" or not self._is_current(call, number):
+        elif answer == "conflict" or not self.is_current(call, number):
             return  # A write that was certainly not applied is not a step.
         elif call.key == QUEUE:
             self._write_queue(number, note, call, answer)
@@ -260,10 +211,8 @@ class Converter:
         elif call.key == POSITION:
             self._write_position(number, call, answer)
 
-    def _late(self, number: int, note: Note) -> None:
-        """Add a write that was applied without an answer."""
-        call, version = note.call, note.version
-        assert call is not None
+    def arrived(self, number: int, note: Note, call: Call) -> None:
+        version = note.version
         assert version is not None
         if call.key == MANIFEST:
             self._append(note, number)
@@ -278,17 +227,6 @@ class Converter:
         elif call.key == POSITION and self._moves(call):
             at = self.positions[version].next
             self.timeline.add(number, {"is": "arrive", "at": "position", "next": at})
-
-    def _is_current(self, call: Call, number: int) -> bool:
-        """Return whether a write is bound to the version that is current before a note."""
-        for note in reversed(self.notes[:number]):
-            if (
-                note.what == call.key
-                and note.kind in ("effect", "late")
-                and note.version is not None
-            ):
-                return note.version == call.bound_to
-        return call.bound_to is None
 
     def _append(self, note: Note, number: int) -> None:
         assert note.call is not None

@@ -308,6 +308,71 @@ class Knowledge:
         return None
 
 
+class Converter:
+    """Converts notes to events.
+
+    The converter of a module has a method ``_<kind>`` for each kind of note that matters to it, and
+    converts conditional writes in :meth:`write` and :meth:`arrived`.
+
+    Args:
+        recorder: The recorder of a simulation that has ended.
+    """
+
+    key = ""
+    """The only object whose conditional writes count; empty for all."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.notes = recorder.notes
+        self.knowledge = Knowledge.of(self.notes)
+        self.timeline = Timeline(recorder)
+
+    def convert(self, number: int, note: Note) -> None:
+        """Convert a note, if its kind matters."""
+        handle = getattr(self, f"_{note.kind.replace(' ', '_')}", None)
+        if handle is not None:
+            handle(number, note)
+
+    def write(self, number: int, note: Note, call: Call, answer: str) -> None:
+        """Convert a conditional write, at its effect or, if it had none, at its answer."""
+        raise NotImplementedError
+
+    def arrived(self, number: int, note: Note, call: Call) -> None:
+        """Convert the effect of a write whose process got no answer."""
+        raise NotImplementedError
+
+    def is_current(self, call: Call, number: int) -> bool:
+        """Return whether a write is bound to the version that is current before a note."""
+        for note in reversed(self.notes[:number]):
+            if (
+                note.what == call.key
+                and note.kind in ("effect", "late")
+                and note.version is not None
+            ):
+                return note.version == call.bound_to
+        return call.bound_to is None
+
+    def _counted(self, note: Note) -> Call | None:
+        call = note.call
+        return call if call is not None and self.key in ("", call.key) else None
+
+    def _effect(self, number: int, note: Note) -> None:
+        if (call := self._counted(note)) is None:
+            return
+        effect = "applied" if note.version is not None else "conflict"
+        self.write(number, note, call, call.answer or effect)
+        if call.answer == "unknown" and effect == "applied":
+            self.arrived(number, note, call)
+
+    def _answer(self, number: int, note: Note) -> None:
+        if (call := self._counted(note)) is not None and call.effect is None:
+            self.write(number, note, call, call.answer)
+
+    def _late(self, number: int, note: Note) -> None:
+        if (call := self._counted(note)) is not None:
+            self.arrived(number, note, call)
+
+
 # ---- TLC's input and output
 
 
