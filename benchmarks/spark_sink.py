@@ -171,30 +171,27 @@ def sink_seconds(
 def _bytes_rows(spark: SparkSession, size: int) -> Iterator[Row]:
     count = ROWS if size <= 100 else ROWS // 4
     frame = _rates(spark, count).selectExpr(f"rpad(CAST(value AS STRING), {size}, 'x') AS value")
-    names = {
-        "opendata-buffer": "",
+    ours = "opendata-buffer"
+    yardsticks = {
         NullSink.name(): "throwing them away",
         FileSink.name(): "writing their bytes to a file",
     }
-    measures = {name: partial(_attempt, frame, name) for name in names}
+    measures: dict[str, Callable[[int], float]] = {
+        name: lambda _, name=name: sink_seconds(frame, name)  # type: ignore[misc]
+        for name in (ours, *yardsticks)
+    }
     found = in_random_turns(measures, ROUNDS, WARM_UP)
-    ours_s = statistics.median(found["opendata-buffer"])
-    for name, what in names.items():
-        if what:
-            base_s = statistics.median(found[name])
-            ratio = base_s / ours_s
-            yield Row(
-                f"streaming sink, {size:,}-byte records, against {what}",
-                f"{ratio:.0%}",
-                ">= 92 %",
-                ratio >= 0.92,
-                f"{count / ours_s / 1e3:,.0f} k rows/s of {count / base_s / 1e3:,.0f} k rows/s",
-            )
-
-
-def _attempt(frame: DataFrame, sink: str, number: int) -> float:
-    del number
-    return sink_seconds(frame, sink)
+    ours_s = statistics.median(found[ours])
+    for name, what in yardsticks.items():
+        base_s = statistics.median(found[name])
+        ratio = base_s / ours_s
+        yield Row(
+            f"streaming sink, {size:,}-byte records, against {what}",
+            f"{ratio:.0%}",
+            ">= 92 %",
+            ratio >= 0.92,
+            f"{count / ours_s / 1e3:,.0f} k rows/s of {count / base_s / 1e3:,.0f} k rows/s",
+        )
 
 
 def _json_row(spark: SparkSession) -> Row:

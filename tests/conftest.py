@@ -75,9 +75,6 @@ FULL = (
 A test elsewhere gets it by ``@pytest.mark.full`` if it takes seconds, and a file by ``pytestmark``.
 """
 
-MEASURED = ("unit", "golden")
-"""Folders whose tests count for the coverage. The other tests reach few lines that these do not."""
-
 HERE = Path(__file__).parent
 
 
@@ -93,11 +90,8 @@ def is_always_full(path: str) -> bool:
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses tests by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        path = item.path.relative_to(HERE)
-        if is_always_full(str(path)):
+        if is_always_full(str(item.path.relative_to(HERE))):
             item.add_marker(pytest.mark.full)
-        if path.parts[0] not in MEASURED:
-            item.add_marker(pytest.mark.no_cover)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,9 +1,9 @@
 """Which tests ``./run test``, ``./run test --full``, and ``./run test --nightly`` run, and where.
 
 A test has the marker ``full`` or not. ``./run test`` runs those without it, which find most
-defects within minutes: in ``.venv``, and in one Spark session. ``./run test --full``
-runs the others. Every test is in exactly one of the legs of ``QUICK`` and ``FULL``, and .ci/run
-runs both (tests/unit/project/test_legs.py).
+defects within minutes: in ``.venv``, and in one Spark session. ``./run test --full`` runs the
+others. Every test is in exactly one of the legs of ``QUICK`` and ``FULL``, and .ci/run runs both
+(tests/unit/project/test_legs.py).
 
 ``AGAIN`` runs some of them a second time where other code may be at work: with the lowest
 versions of the libraries, and with the wheel in place of the checkout. The run with the wheel also
