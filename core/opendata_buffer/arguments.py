@@ -20,7 +20,7 @@ import builtins
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache, wraps
 from numbers import Real
 from os import PathLike
@@ -208,13 +208,49 @@ def check_fields(instance: Any, but: Iterable[str] = ()) -> None:
     Raises:
         InvalidInput: A field has another type.
     """
-    module = type(instance).__module__
-    for field in fields(instance):
-        if field.name in but:
-            continue
-        hint = _evaluated(str(field.type), module)
-        value = getattr(instance, field.name)
-        _check(Setting(field.name), hint, value, secret=not field.repr)
+    kind: Any = type(instance)
+    every, fitting = _fields_of(kind, tuple(but))
+    types = tuple(type(getattr(instance, each.name)) for each in every)
+    # A process makes a changed copy of its settings for each object that it opens, mostly with the
+    # types of an earlier copy. Then only the fields are left whose types do not decide.
+    left = fitting.get(types, every)
+    for each in left:
+        _check(each.setting, each.hint, getattr(instance, each.name), secret=each.secret)
+    if types not in fitting and len(fitting) < _MOST_ACCEPTED:
+        fitting[types] = tuple(
+            each for each in every if not _type_decides(each.hint, getattr(instance, each.name))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of a dataclass that :func:`check_fields` checks."""
+
+    name: str
+    setting: Setting
+    hint: Any
+    secret: bool
+
+
+@cache
+def _fields_of(
+    kind: type, but: tuple[str, ...]
+) -> tuple[tuple[_Field, ...], dict[tuple[type, ...], tuple[_Field, ...]]]:
+    """Return the fields of a dataclass, and a memory of the types that fitted.
+
+    The memory has, for each combination of types, the fields whose values must still be checked.
+    """
+    every = tuple(
+        _Field(
+            each.name,
+            Setting(each.name),
+            _evaluated(str(each.type), kind.__module__),
+            secret=not each.repr,
+        )
+        for each in fields(kind)
+        if each.name not in but
+    )
+    return every, {}
 
 
 class _NotLoaded:
@@ -300,16 +336,19 @@ def _check(name: str | Setting, hint: Any, value: object, *, secret: bool = Fals
 
 
 def _type_decides(hint: Any, value: object) -> bool:
-    """Return whether each value of the same type would fit as well as this one."""
+    """Return whether each value of the same type would fit as well as this one, which fits."""
     if isinstance(value, dict | list | tuple | type):
         return False  # its elements, or the class that it is, decide
-    kinds = [get_origin(choice) or choice for choice in _choices(hint)]
-    return not any(
-        kind is Literal
-        or kind is BinaryIO
-        or (isinstance(kind, type) and getattr(kind, "_is_protocol", False))
-        for kind in kinds
+    return any(
+        _fits_one(choice, value) and not _value_decides(get_origin(choice) or choice, value)
+        for choice in _choices(hint)
     )
+
+
+def _value_decides(kind: Any, value: object) -> bool:
+    if isinstance(kind, type) and getattr(kind, "_is_protocol", False):
+        return not all(hasattr(type(value), each) for each in _members(kind))
+    return kind is Literal or kind is BinaryIO
 
 
 def _fits_one(hint: Any, value: object) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from os import PathLike, fspath
 from typing import Any, ClassVar, Literal, Self, TypedDict
 from urllib.parse import quote
@@ -201,9 +202,10 @@ def _check_numbers(config: Any) -> None:
 
     The minimum is 1 unless the field's metadata has another one (``least``).
     """
-    for each in fields(config):
-        name, value, least = each.name, getattr(config, each.name), each.metadata.get("least", 1)
-        if each.type != "int" and (each.type != "int | None" or value is None):
+    kind: Any = type(config)
+    for name, least, is_optional in _numbers_of(kind):
+        value = getattr(config, name)
+        if value is None and is_optional:
             continue
         use = f"a whole number of at least {least}"
         if not isinstance(value, int) or isinstance(value, bool):
@@ -213,6 +215,16 @@ def _check_numbers(config: Any) -> None:
         if name.endswith("_ms") and value > _MOST_MS:
             at_most = f"at most {_MOST_MS} milliseconds"
             raise InvalidInput(Setting(name), f" is {value!r}: use {at_most}")
+
+
+@cache
+def _numbers_of(kind: type) -> tuple[tuple[str, int, bool], ...]:
+    """Return the name, the minimum, and whether None is allowed, of each number in a dataclass."""
+    return tuple(
+        (each.name, each.metadata.get("least", 1), each.type == "int | None")
+        for each in fields(kind)
+        if each.type in ("int", "int | None")
+    )
 
 
 def check_reader_name(name: str) -> None:

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import SimpleNamespace, UnionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 import pytest
 
 import opendata_buffer
 from opendata_buffer import errors
-from opendata_buffer.arguments import checked, take_bytes
+from opendata_buffer.arguments import check_fields, checked, take_bytes
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.producer.producer import MISSING
 from opendata_buffer.runtime import SystemRuntime
@@ -645,6 +645,45 @@ def test_a_call_with_the_types_of_an_accepted_call_is_still_checked_where_values
         example([1], ("a", ""))
     with pytest.raises(TypeError, match="unexpected keyword argument 'number'"):
         choose("fast", number=1)
+
+
+class Readable(Protocol):
+    """What :func:`use` accepts: a class with this method, or one object that has it."""
+
+    def fetch(self) -> bytes: ...
+
+
+@dataclass
+class Settings:
+    """Settings whose fields are checked by their types, their values, or their elements."""
+
+    count: int
+    mode: Literal["fast", "safe"] = "fast"
+    names: Sequence[str] = ()
+    source: Readable | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class MayFetch:
+    """Objects of this class have the method only if they are given it."""
+
+
+def test_fields_with_the_types_of_accepted_ones_are_still_checked_where_values_decide() -> None:
+    able, unable = MayFetch(), MayFetch()
+    able.fetch = lambda: b""  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert Settings(1, "safe", ["a"], able).source is able  # type: ignore[arg-type]
+        assert Settings(2, "fast", ["b"]).source is None
+        for values, message in (
+            ((1, "slow", ["a"], able), "mode is 'slow'"),
+            ((1, "safe", [1], able), r"names\[0\] is 1 \(int\): use str"),
+            ((1, "safe", ["a"], unable), "source is of type MayFetch"),
+            ((True, "safe", ["a"], able), "count is True"),
+        ):
+            with pytest.raises(InvalidInput, match=message):
+                Settings(*values)
 
 
 def test_messages_contain_no_credential_and_no_record() -> None:
