@@ -44,7 +44,8 @@ The specification is ``tests/specification/V1Reader.tla``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -110,21 +111,16 @@ def room_in(queue: Manifest) -> int:
     return 0 if queue.size >= MOST_BYTES else max(0, MOST_ENTRIES - queue.entry_count)
 
 
-def check_feedable(queue: Manifest | None, reached: Watermark) -> Manifest:
+def check_feedable(queue: Manifest, reached: Watermark) -> None:
     """Check that a queue may be fed. Pure.
 
     Args:
-        queue: The queue as it was read; None if it does not exist.
+        queue: The queue as it was read.
         reached: How far it was at least once.
 
-    Returns:
-        The queue.
-
     Raises:
-        _Stopped: It is gone, went backwards, or was sealed.
+        _Stopped: It went backwards, or was sealed.
     """
-    if queue is None:
-        raise _Stopped("it is gone")
     if queue.epoch >= SEALED_EPOCH:
         raise _Stopped("it is closed, because 'readers delete' was interrupted: repeat that")
     if not reached.allows(queue):
@@ -133,7 +129,6 @@ def check_feedable(queue: Manifest | None, reached: Watermark) -> Manifest:
             f"{reached.next_sequence} with epoch {reached.epoch}, and now at "
             f"{queue.next_sequence} with epoch {queue.epoch}"
         )
-    return queue
 
 
 def check_entries(queue: Manifest, found: Sequence[BatchDescriptor]) -> Sequence[BatchDescriptor]:
@@ -271,7 +266,9 @@ class Feeder:
         Raises:
             StorageError: The store did not answer.
         """
-        self._set_fault(manifest, writes=False, check=True)
+        with self._noting_faults():
+            self._read()
+            self._following(manifest, check=True)
 
     def feed(self, manifest: Manifest, *, check: bool = False) -> None:
         """Append the entries of the log that the queue lacks, until it is full.
@@ -284,37 +281,35 @@ class Feeder:
         Raises:
             StorageError: The store did not answer, or it is not known whether it has written.
         """
-        self._set_fault(manifest, writes=True, check=check)
+        self.lost_race = False
+        with self._noting_faults():
+            if check or not self._feed_from_memory(manifest):
+                self._read()
+                self._append(manifest, self._following(manifest, check=True))
 
-    def _set_fault(self, manifest: Manifest, *, writes: bool, check: bool) -> None:
+    @contextmanager
+    def _noting_faults(self) -> Iterator[None]:
         try:
-            self._feed(manifest, writes=writes, fresh=check)
+            yield
         except (_Stopped, errors.CorruptData) as error:
             self.fault = f"the queue {self.key!r} of reader {self.name!r} is not fed: {error}"
             self.is_sound = isinstance(error, _Gap)
         else:
             self.fault, self.is_sound = "", True
 
-    def _feed(self, manifest: Manifest, *, writes: bool, fresh: bool) -> None:
-        self.lost_race = False
-        while True:
-            fresh = fresh or self.queue is None
-            if fresh:
-                self._read()
-            try:
-                entries = self._following(manifest, check=fresh)
-            except _Stopped:
-                if fresh:
-                    raise
-                fresh = True  # Memory may be out of date.
-                continue
-            assert self.queue is not None
-            if not entries or not writes:
-                if fresh or self.queue.next_sequence >= manifest.next_sequence:
-                    return
-                fresh = True  # The consumer may have made room.
-                continue
-            first, fresh = self.queue.next_sequence, False
+    def _feed_from_memory(self, manifest: Manifest) -> bool:
+        """Feed the queue as it was last seen. Return whether it now has everything."""
+        if self.queue is None:
+            return False
+        try:
+            self._append(manifest, self._following(manifest))
+        except _Stopped:
+            return False  # Memory may be out of date. Only a read can tell.
+        return self.queue.next_sequence >= manifest.next_sequence
+
+    def _append(self, manifest: Manifest, entries: Sequence[BatchDescriptor]) -> None:
+        """Append entries, and those that follow them, as long as there is room."""
+        while entries:
             attempts, conflicts = self._queue.attempts, self._queue.conflicts
             outcome = self._queue.update(partial(fed, entries), from_memory=True)
             if isinstance(outcome, outcomes.Vanished):
@@ -323,16 +318,15 @@ class Feeder:
                 raise errors.TransientStorageError(
                     f"{self.key!r} in {self._log.store.url} was not fed: {outcome}. Try again."
                 )
-            self._reach(self.queue)
             lost = self._queue.conflicts - conflicts
-            self.lost_race = self.lost_race or (
-                lost > 0 and self._queue.attempts == attempts + lost
-            )
-            fresh = self.queue.next_sequence == first
+            if lost and self._queue.attempts == attempts + lost:
+                self.lost_race = True
+            entries = self._following(manifest)
 
     def _read(self) -> None:
         found = self._queue.read()
-        self._reach(check_feedable(found if isinstance(found, Manifest) else None, self.reached))
+        if not isinstance(found, Manifest):
+            raise _Stopped("it is gone")
 
     @property
     def reached(self) -> Watermark:
@@ -348,15 +342,17 @@ class Feeder:
             known = found if isinstance(found, ReaderPosition) else None
             if known is not None and known.v1 != self.prefix:
                 raise _Stopped(f"{self._position.key!r} is the position of another reader")
-            self._reached = Watermark(0, 0) if known is None else _watermark(known)
+            self._reached = (
+                Watermark(0, 0) if known is None else Watermark(known.fed or 0, known.epoch)
+            )
         return self._reached
 
-    def _reach(self, queue: Manifest) -> None:
-        self._reached = self.reached.joined(Watermark(queue.next_sequence, queue.epoch))
-
-    def _following(self, manifest: Manifest, *, check: bool) -> Sequence[BatchDescriptor]:
+    def _following(self, manifest: Manifest, *, check: bool = False) -> Sequence[BatchDescriptor]:
         """Return entries of the log that follow the queue, at most as many as fit."""
-        queue = check_feedable(self.queue, self.reached)
+        queue, reached = self.queue, self.reached
+        assert queue is not None
+        check_feedable(queue, reached)
+        self._reached = reached.joined(Watermark(queue.next_sequence, queue.epoch))
         if check and queue.next_sequence > manifest.next_sequence:
             # The manifest may be older than the queue.
             config = self._log.config
@@ -407,10 +403,6 @@ class Feeder:
             )
 
 
-def _watermark(position: ReaderPosition) -> Watermark:
-    return Watermark(position.fed or 0, position.epoch)
-
-
 class Feeders:
     """Feeds the queues of all v1 consumers of a log.
 
@@ -427,14 +419,13 @@ class Feeders:
 
     def find(self, index: LogIndex) -> None:
         """Take the readers from an index that was just read."""
-        known = self.feeders
-        self.feeders = {}
+        known, self.feeders = self.feeders, {}
         for name, prefix in index.v1.items():
-            if name not in index.readers:
-                continue
-            feeder = known.get(name)
-            same = feeder is not None and feeder.prefix == prefix
-            self.feeders[name] = feeder if feeder and same else Feeder(self._log, name, prefix)
+            if name in index.readers:
+                feeder = known.get(name)
+                if feeder is None or feeder.prefix != prefix:
+                    feeder = Feeder(self._log, name, prefix)
+                self.feeders[name] = feeder
 
     def feed(self, manifest: Manifest, *, check: bool = False, note: bool = False) -> None:
         """Feed all queues. An error of the store stops only one of them, and is logged.
