@@ -328,8 +328,12 @@ def _check(name: str | Setting, hint: Any, value: object, *, secret: bool = Fals
             _check(f"a key of {name}", arguments[0], key)
             _check(f"{name}[{key!r:.40}]", arguments[1], element)
     elif isinstance(value, list | tuple) and (len(arguments) == 1 or arguments[1:] == (...,)):
+        accepted: set[type] = set()
         for index, element in enumerate(value):
-            _check(f"{name}[{index}]", arguments[0], element)
+            if type(element) not in accepted:  # A page of keys has a thousand elements.
+                _check(f"{name}[{index}]", arguments[0], element)
+                if _type_decides(arguments[0], element):
+                    accepted.add(type(element))
     elif isinstance(value, tuple) and len(arguments) == len(value):
         for index, element in enumerate(value):
             _check(f"{name}[{index}]", arguments[index], element)

@@ -31,7 +31,12 @@ from dataclasses import dataclass, field, replace
 from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.arguments import checked
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
-from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
+from opendata_buffer.formats.batch import (
+    MAX_KEY_BYTES,
+    BatchLocation,
+    name_time_ms,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.hints import Action, Hint, Message
 from opendata_buffer.queue import unaccounted
@@ -206,7 +211,7 @@ def plan(
         else:
             # The later of the two times gives the smaller age (failure F6).
             written_ms = max(parsed.timestamp_ms, info.last_modified_ms)
-            compared_ms = _written_ms(info)
+            compared_ms = _written_ms(info, parsed)
             if written_ms >= newest_ms or (
                 queued.oldest_ms is not None and compared_ms >= queued.oldest_ms
             ):
@@ -222,10 +227,9 @@ def plan(
     return without_nested(GcPlan(orphans, referenced, waiting, ignored), nested)
 
 
-def _written_ms(info: ObjectInfo) -> int:
-    """Return when a batch was written, by its name or else by the store."""
-    named_ms = name_time_ms(info.key)
-    return info.last_modified_ms if named_ms is None else named_ms
+def _written_ms(info: ObjectInfo, name: BatchLocation) -> int:
+    """Return when a batch was written, by its name (:func:`.name_time_ms`) or else by the store."""
+    return name.timestamp_ms if info.key.endswith(".batch") else info.last_modified_ms
 
 
 def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
@@ -411,8 +415,8 @@ class GarbageCollector:
                 report = self._page(page, own_ms, after, claim, dry_run)
                 size += sum(each.size for each in page.objects)
                 for each in page.objects if self._bytes_to_keep is not None else ():
-                    if parse_location(each.key, self._prefix) is not None:
-                        minutes[_written_ms(each) // 60_000] += each.size
+                    if (name := parse_location(each.key, self._prefix)) is not None:
+                        minutes[_written_ms(each, name) // 60_000] += each.size
                 size -= report.plan.delete_bytes if report.deleted else 0
                 yield report
                 if report.plan.held or report.abandoned:
@@ -527,8 +531,7 @@ class GarbageCollector:
         if not self._looked_for_others:
             # After the listing: a batch that was on the page is in its manifest by now.
             self._other, self._looked_for_others = self._others.naming(), True
-        keys = (each.key for each in made.delete)
-        batches = unaccounted.Batches.among(keys, self._prefix)
+        batches = unaccounted.Batches(len(made.delete), example=made.delete[0].key)
         return unaccounted.hold_reason(self._config, manifest, batches, self._other)
 
     def _moved(self, index: LogIndex, manifest: Manifest, claim: QueueClaim | None) -> LogIndex:
