@@ -472,6 +472,17 @@ def files_below(
                 yield ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
+def _file_at(root: str, key: str) -> ObjectInfo | None:
+    """Return the object with exactly this key; None if there is none."""
+    try:
+        status = None if key.endswith("/") else stat_file(f"{root}/{key}")
+    except OSError:
+        return None  # such as a name that is too long: listing its directory says what is there
+    if status is None:
+        return None
+    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
 def _is_text(name: str) -> bool:
     """Return whether a name is UTF-8, as every key is."""
     return name.isascii() or name == name.encode(errors="ignore").decode()
@@ -707,6 +718,9 @@ class LocalStore:
             now_ms = self._temporary.now_ms()
             if directory is None:
                 return Listing((), now_ms)
+            if limit == 1 and not start_after and (first := _file_at(root, prefix)) is not None:
+                # A caller asks for one object. Looking through 50,000 names takes 30 ms.
+                return Listing((first,), now_ms, truncated=True)
             found = files_below(root, directory, prefix, start_after)
             objects = tuple(islice(found, limit))
             return Listing(objects, now_ms, truncated=next(found, None) is not None)

@@ -471,6 +471,30 @@ def test_listing_one_key_of_a_directory_does_not_look_at_the_others(
     assert sorted(looked_at) == ["b", "bc", "c", "in/b"], "the prefix, and the names that fit"
 
 
+def test_asking_for_one_object_by_its_key_does_not_read_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, "in/a", "in/a2", "in/b/c")
+    store = LocalStore(tmp_path)
+
+    def first(prefix: str, start_after: str = "") -> list[tuple[str, int]]:
+        listing = store.list(prefix, start_after=start_after, limit=1)
+        return [(each.key, each.size) for each in listing.objects]
+
+    too_long = "in/" + "x" * 300
+    assert [first("in/b"), first("in/"), first("in/c"), first(too_long)] == [
+        [("in/b/c", 6)],
+        [("in/a", 4)],
+        [],
+        [],
+    ]
+    assert first("in/a", start_after="in/a") == [("in/a2", 5)]
+    monkeypatch.setattr(os, "scandir", fail_with(errno.EIO))
+    assert first("in/a") == [("in/a", 4)]
+    with pytest.raises(PermanentStorageError):
+        first("in/b")
+
+
 def test_a_directory_that_cannot_be_read_is_an_error(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
