@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from opendata_buffer.admin.operations import set_retention as set_retention
     from opendata_buffer.admin.operations import trim_queue as trim_queue
     from opendata_buffer.admin.queue_status import Status as Status
-    from opendata_buffer.admin.queue_status import TopicStatus as TopicStatus
     from opendata_buffer.admin.readers import LogSettings as LogSettings
     from opendata_buffer.admin.readers import ReaderStatus as ReaderStatus
     from opendata_buffer.admin.readers import ResetPlan as ResetPlan
+    from opendata_buffer.admin.topic_status import TopicStatus as TopicStatus
 
 _NAMES = {
     "operations": [
@@ -49,7 +49,8 @@ _NAMES = {
         "trim_queue",
     ],
     "readers": ["LogSettings", "ReaderStatus", "ResetPlan"],
-    "queue_status": ["Status", "TopicStatus"],
+    "queue_status": ["Status"],
+    "topic_status": ["TopicStatus"],
 }
 _MODULES = lazy_names.modules_of(_NAMES)
 

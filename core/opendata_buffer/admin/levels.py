@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from opendata_buffer import metrics
-from opendata_buffer.admin.queue_status import claim_of, read_claims, see_queue
+from opendata_buffer.admin.broker_status import read_claims
+from opendata_buffer.admin.queue_status import claim_of, see_queue
 from opendata_buffer.admin.readers import ReaderStatus, readers_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import open_in

@@ -24,9 +24,10 @@ from os import PathLike
 from typing import Any, Final
 
 from opendata_buffer.admin import readers, target
-from opendata_buffer.admin.queue_status import Status, TopicStatus, read_status, read_topic
+from opendata_buffer.admin.queue_status import Status, read_status
 from opendata_buffer.admin.readers import LogSettings, ReaderStatus, ResetPlan
 from opendata_buffer.admin.target import Target, partition_named
+from opendata_buffer.admin.topic_status import TopicStatus, read_topic
 from opendata_buffer.admin.trimming import plan_trim
 from opendata_buffer.admin.trimming import trim_queue as trim
 from opendata_buffer.admin.units import duration_ms, size_bytes

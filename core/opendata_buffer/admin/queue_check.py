@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from opendata_buffer import errors
-from opendata_buffer.admin.queue_status import read_claims
+from opendata_buffer.admin.broker_status import read_claims
 from opendata_buffer.admin.rebuild import (
     RebuildPlan,
     check_accounted,

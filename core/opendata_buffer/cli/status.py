@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from opendata_buffer.admin.queue_status import read_backlog, read_status, read_topic
+from opendata_buffer.admin.queue_status import read_backlog, read_status
 from opendata_buffer.admin.target import Target
+from opendata_buffer.admin.topic_status import read_topic
 from opendata_buffer.broker.client import Connection, DiscoveryRecord
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Exceeded, Failure

@@ -11,14 +11,11 @@ from rich.filesize import decimal as format_bytes
 from rich.table import Table
 from rich.text import Text
 
-from opendata_buffer.admin.queue_status import (
-    BrokerStatus,
-    ClaimsStatus,
-    LogStatus,
-    Status,
-    TopicStatus,
-)
+from opendata_buffer.admin.broker_status import BrokerStatus, ClaimsStatus
+from opendata_buffer.admin.log_status import LogStatus
+from opendata_buffer.admin.queue_status import Status
 from opendata_buffer.admin.readers import ReaderStatus
+from opendata_buffer.admin.topic_status import TopicStatus
 from opendata_buffer.admin.transactions import OpenTransaction
 from opendata_buffer.cli.text import (
     format_age,

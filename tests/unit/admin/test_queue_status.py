@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from opendata_buffer.admin import queue_status as module
-from opendata_buffer.admin.queue_status import (
-    Status,
-    ask_broker,
-    read_status,
-    read_topic,
-    summarise,
-)
+from opendata_buffer.admin.queue_status import Status, read_status, summarise
 from opendata_buffer.admin.target import Target
-from opendata_buffer.broker import network as dial_module
-from opendata_buffer.broker.client import Connection, DiscoveryRecord
-from opendata_buffer.broker.network import WebSocketNetwork
+from opendata_buffer.admin.topic_status import read_topic
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
@@ -29,9 +19,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic, seal_partition
-from tests.unit.broker.local import RUNTIME as BROKER_RUNTIME
-from tests.unit.broker.local import serving
+from opendata_buffer.topic.topic import Topic
 
 CONFIG = QueueConfig(store="memory://status")
 RUNTIME = ManualRuntime()
@@ -99,43 +87,7 @@ def test_a_status_does_not_list_more_objects_for_a_longer_queue(
     assert status.missing == 1, "a batch that was not listed is not missing"
 
 
-# ---- a topic
-
-
-TOPIC = QueueConfig(store="memory://unused")
 SYSTEM = SystemRuntime()
-
-
-def test_a_closed_partition_that_is_still_listed_shows_its_real_epoch() -> None:
-    store = MemoryStore()
-    topic = Topic.create(TOPIC, 2, store=store)
-    topic.drain("p-00001-05mv")
-    seal_partition(topic, "p-00001-05mv")
-    assert [
-        each.epoch for each in read_topic(Target(store, TOPIC, SYSTEM, topic), topic).partitions
-    ] == [0, 0]
-
-
-# ---- a broker and its workers
-
-
-def connect(broker_record: DiscoveryRecord) -> Connection:
-    return WebSocketNetwork(BROKER_RUNTIME).connect(broker_record)
-
-
-def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dial_module, "CONNECT_S", 0.3)
-    # Its kernel accepts the connection, and the process never answers.
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        found = ask_broker(DiscoveryRecord(1, "id", address, b"s" * 32), connect)
-    assert found.alive is False
-
-
-def test_another_process_on_the_port_is_not_the_broker() -> None:
-    with serving(secret=b"t" * 32) as (_, broker_record, _):
-        found = ask_broker(replace(broker_record, secret=b"s" * 32), connect)
-    assert found.alive is False
 
 
 # ---- the number of waiting records

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from opendata_buffer.admin import queue_status as admin_status
+from opendata_buffer.admin import broker_status
 from opendata_buffer.broker import client, committer, network, protocol
 from tests.unit.broker import local
 
@@ -20,7 +20,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (client, network):
         monkeypatch.setattr(module, "CONNECT_S", 30.0)
     monkeypatch.setattr(client, "SILENCE_S", 30.0)
-    monkeypatch.setattr(admin_status, "STATS_S", 30.0)
+    monkeypatch.setattr(broker_status, "STATS_S", 30.0)
     monkeypatch.setattr(committer, "FIND_S", 60.0)
     monkeypatch.setattr(network, "HANDSHAKE_S", 30.0)
     monkeypatch.setattr(protocol, "VALID_MS", 60_000)
