@@ -31,7 +31,8 @@ from opendata_buffer.queue.reader_positions import stored_position
 from opendata_buffer.queue.unaccounted import refusal
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
-from opendata_buffer.topic.topic import REFRESH_S, Topic
+from opendata_buffer.topic.cached_topic import REFRESH_S
+from opendata_buffer.topic.topic import Topic
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,9 @@ from opendata_buffer.queue.hints import removed_before
 from opendata_buffer.queue.marker import held_batches, skipped_ranges
 from opendata_buffer.queue.missing import look_for_missing
 from opendata_buffer.runtime import Runtime, in_parallel
+from opendata_buffer.topic.cached_topic import REFRESH_S, CachedTopic
 from opendata_buffer.topic.consumer import Written
-from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
+from opendata_buffer.topic.topic import Topic
 
 log = logging.getLogger(__name__)
 

@@ -34,15 +34,10 @@ from opendata_buffer.queue.reader_admin import register_readers
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, in_parallel
 from opendata_buffer.stores.listed import with_looks
 from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.cached_topic import REFRESH_S, CachedTopic
 from opendata_buffer.topic.description import TopicDescription, is_abbreviated, resolve
 from opendata_buffer.topic.places import TopicPlaces
-from opendata_buffer.topic.topic import (
-    REFRESH_S,
-    CachedTopic,
-    Topic,
-    partition_config,
-    seal_partition,
-)
+from opendata_buffer.topic.topic import Topic, partition_config, seal_partition
 
 log = logging.getLogger(__name__)
 

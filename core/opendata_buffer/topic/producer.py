@@ -40,9 +40,10 @@ from opendata_buffer.producer.producer import (
 from opendata_buffer.producer.sharing import shared_committer
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parallel, locked
 from opendata_buffer.topic import partitioner as partitioners
+from opendata_buffer.topic.cached_topic import REFRESH_S, CachedTopic
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partitioner import Keys, Partitioner, Records, split
-from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic, partition_config
+from opendata_buffer.topic.topic import Topic, partition_config
 
 log = logging.getLogger(__name__)
 

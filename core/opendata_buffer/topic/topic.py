@@ -1,4 +1,4 @@
-"""Create, read and change topics, and cache a topic's description for producers and consumers.
+"""Create, read and change topics.
 
 One queue has one manifest, so its throughput is limited. A topic is a list of queues that are used
 as one stream. Each of them is a *partition*: an ordinary v1 queue in the same store, whose data
@@ -10,8 +10,8 @@ prefix is the partition's name. The list is one small object at the store's root
     p-00001-05mv/manifest  a queue
 
 Every change of the description is a compare-and-swap. Producers and consumers read it again every
-:data:`REFRESH_S` seconds, so they follow a change within seconds, and may work with an older list
-until then.
+two seconds (:mod:`opendata_buffer.topic.cached_topic`), so they follow a change within seconds, and
+may work with an older list until then.
 
 **Adding partitions.** The new partitions are active as soon as the description names them. If the
 partitions are logs, the new ones are made logs with all readers of the topic first. Otherwise
@@ -813,77 +813,3 @@ def _refuse_queues(store: Store) -> None:
                 f"there is a queue at {folder!r} in {store.url}: a topic wants a root of its own, "
                 "and its first partitions must be new. Take another root."
             )
-
-
-REFRESH_S = 2.0
-"""Age in seconds at which producers and consumers read a description again."""
-
-WAIT_AFTER = 5
-"""Multiple of the maximum age at which :meth:`CachedTopic.get` waits for the read."""
-
-READ_S = 10.0
-"""Seconds that a read may take. After that the cached description is used."""
-
-
-class CachedTopic:
-    """A topic's description that is read again in the background. Thread-safe.
-
-    Args:
-        topic: The topic, which only this object may use from now on.
-        runtime: Clock and threads.
-        max_age_s: Age in seconds at which the description is read again.
-    """
-
-    def __init__(self, topic: Topic, runtime: Runtime, max_age_s: float) -> None:
-        self._topic = topic
-        self._runtime = runtime
-        self._max_age_s = max_age_s
-        self._condition = runtime.condition()
-        self._known = topic.description
-        self._known_at = runtime.monotonic()
-        self._reading = False
-
-    def get(self, *, waits: bool = False) -> TopicDescription:
-        """Return the last known description, after a read if it is outdated. Raises nothing.
-
-        Args:
-            waits: Whether to wait for any read that is due. It is then made in this thread.
-
-        Returns:
-            The description.
-        """
-        waits = waits or self.is_outdated
-        with self._condition:
-            begins = not self._reading and self._age_s() >= self._max_age_s
-            self._reading = self._reading or begins
-        if begins:
-            try:
-                if waits:
-                    self._read()
-                else:
-                    self._runtime.spawn(self._read, "opendata-buffer-topic")
-            except RuntimeError:
-                self._read()  # The process cannot start a thread, so read in this one.
-        return self._known
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether the next :meth:`get` waits for a read."""
-        return not self._reading and self._age_s() >= WAIT_AFTER * self._max_age_s
-
-    def _age_s(self) -> float:
-        return self._runtime.monotonic() - self._known_at
-
-    def _read(self) -> None:
-        found = None
-        try:
-            with deadline(self._runtime, READ_S):
-                found = self._topic.read()
-        except errors.OpenDataBufferError as error:
-            log.warning("the topic at %s could not be read: %s", self._topic.url, error)
-        finally:
-            with self._condition:
-                self._reading = False
-                # Set this after a failure, too: otherwise each call would try again.
-                self._known_at = self._runtime.monotonic()
-                self._known = found or self._known
