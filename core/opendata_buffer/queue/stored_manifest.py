@@ -37,6 +37,7 @@ def manifest_object(
     config: QueueConfig,
     runtime: Runtime,
     *,
+    if_unreadable: Callable[[errors.CorruptData, str], Manifest] | None = None,
     check_read: Callable[[Manifest, Manifest], None] | None = None,
     after_conflict: Callable[[], float | None] | None = None,
 ) -> CasObject[Manifest]:
@@ -46,6 +47,7 @@ def manifest_object(
         store: Where the queue is.
         config: The queue.
         runtime: Clock and sleep.
+        if_unreadable: See :class:`.CasObject`.
         check_read: See :class:`.CasObject`.
         after_conflict: See :class:`.CasObject`.
 
@@ -61,6 +63,7 @@ def manifest_object(
         runtime=runtime,
         settings=config,
         max_bytes=MAX_MANIFEST_BYTES,
+        if_unreadable=if_unreadable,
         check_read=check_read,
         after_conflict=after_conflict,
     )

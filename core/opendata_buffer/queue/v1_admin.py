@@ -203,12 +203,12 @@ def close_v1_queue(log_: Log, prefix: str) -> None:
         prefix: The prefix of the queue.
 
     Raises:
-        CorruptManifest: The queue is damaged.
         StorageError: The store did not answer, or it is not known whether it has written.
     """
 
     def closed(before: Manifest | None) -> Manifest:
         # A queue that is gone is created closed, because a v1 consumer would create an open one.
+        # One that is damaged is replaced: no reader needs it, and a backup must not open it again.
         queue = Manifest.empty() if before is None else before
         if queue.epoch >= SEALED_EPOCH:
             return queue
@@ -217,4 +217,6 @@ def close_v1_queue(log_: Log, prefix: str) -> None:
         return queue.with_epoch(SEALED_EPOCH)
 
     queue = v1_config(log_.config, prefix)
-    manifest_object(log_.store, queue, log_.runtime).change(closed)
+    manifest_object(
+        log_.store, queue, log_.runtime, if_unreadable=lambda error, version: Manifest.empty()
+    ).change(closed)

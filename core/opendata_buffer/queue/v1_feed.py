@@ -32,7 +32,7 @@ Things that can go wrong:
 
 * Another producer appends to the queue. Its entry takes the sequence of one of the log's. Feeders
   compare the last entry of the queue with the log's before they append.
-* The queue is deleted, or restored from an old copy. Feeders remember how far it was.
+* The queue is deleted, damaged, or restored from an old copy. Feeders remember how far it was.
 * The log lacks entries that are next, because a v1 consumer removed them from the log (failure
   F42) or the reader has expired.
 
@@ -82,6 +82,15 @@ class _Stopped(Exception):
 
 class _Gap(_Stopped):
     """The log has lost the next entry. The queue itself is as feeders have left it."""
+
+
+@contextmanager
+def _damage_stops() -> Iterator[None]:
+    """Stop feeding a damaged queue. The advice about an ordinary queue does not help here."""
+    try:
+        yield
+    except errors.CorruptManifest as error:
+        raise _Stopped("it is damaged, or another program has overwritten it") from error
 
 
 def v1_config(config: QueueConfig, prefix: str) -> QueueConfig:
@@ -311,7 +320,8 @@ class Feeder:
         """Append entries, and those that follow them, as long as there is room."""
         while entries:
             attempts, conflicts = self._queue.attempts, self._queue.conflicts
-            outcome = self._queue.update(partial(fed, entries), from_memory=True)
+            with _damage_stops():
+                outcome = self._queue.update(partial(fed, entries), from_memory=True)
             if isinstance(outcome, outcomes.Vanished):
                 raise _Stopped("it is gone")
             if not isinstance(outcome, outcomes.Applied):
@@ -324,7 +334,8 @@ class Feeder:
             entries = self._following(manifest)
 
     def _read(self) -> None:
-        found = self._queue.read()
+        with _damage_stops():
+            found = self._queue.read()
         if not isinstance(found, Manifest):
             raise _Stopped("it is gone")
 

@@ -145,6 +145,16 @@ def test_a_position_that_could_not_be_deleted_fails_the_deletion() -> None:
     assert fixture.index().readers == ()
 
 
+@pytest.mark.parametrize("found", [b"rubbish", b"", b"x" * 100_000])
+def test_a_damaged_queue_is_closed_when_its_reader_is_deleted(found: bytes) -> None:
+    fixture = LogFixture()
+    add(fixture)
+    fixture.store.put(QUEUE, found)
+    unregister(fixture.store, Log(fixture.store, fixture.config, fixture.runtime), "other")
+    assert (fixture.index().readers, fixture.index().v1) == ((), {})
+    assert (queue_of(fixture).epoch, queue_of(fixture).entry_count) == (SEALED_EPOCH, 0)
+
+
 def test_a_queue_that_is_gone_is_created_closed_when_its_reader_is_deleted() -> None:
     fixture = LogFixture()
     add(fixture)

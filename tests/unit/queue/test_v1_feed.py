@@ -348,7 +348,9 @@ def test_a_damaged_queue_stops_only_its_own_reader() -> None:
     add_v1_reader(fixture.store, fixture.view, "b", "b", lambda view: view.first_sequence)
     fixture.feeders.find(fixture.index())
     fixture.store.put(QUEUE, b"rubbish")
-    assert "manifest" in fixture.feed()
+    fault = fixture.feed()
+    assert "it is damaged" in fault
+    assert "fsck" not in fault, "a repair of the queue is refused: the reader must be deleted"
     assert Manifest.parse(fixture.store.get("b/manifest").data).next_sequence == 5
 
 
