@@ -648,7 +648,7 @@ def test_a_call_with_the_types_of_an_accepted_call_is_still_checked_where_values
 
 
 class Readable(Protocol):
-    """What :func:`use` accepts: a class with this method, or one object that has it."""
+    """A protocol that an object may fit by its class, or by an attribute of its own."""
 
     def fetch(self) -> bytes: ...
 

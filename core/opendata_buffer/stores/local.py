@@ -475,7 +475,8 @@ def files_below(
 def _file_at(root: str, key: str) -> ObjectInfo | None:
     """Return the object with exactly this key; None if there is none."""
     try:
-        status = None if key.endswith("/") else stat_file(f"{root}/{key}")
+        # The system reads a//b like a/b, but no key starts with a slash.
+        status = None if key.startswith("/") else stat_file(f"{root}/{key}")
     except OSError:
         return None  # such as a name that is too long: listing its directory says what is there
     if status is None:

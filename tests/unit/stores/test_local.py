@@ -474,7 +474,7 @@ def test_listing_one_key_of_a_directory_does_not_look_at_the_others(
 def test_asking_for_one_object_by_its_key_does_not_read_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(tmp_path, "in/a", "in/a2", "in/b/c")
+    fill(tmp_path, "in/a", "in/a2", "in/b/c", "top")
     store = LocalStore(tmp_path)
 
     def first(prefix: str, start_after: str = "") -> list[tuple[str, int]]:
@@ -489,6 +489,7 @@ def test_asking_for_one_object_by_its_key_does_not_read_its_directory(
         [],
     ]
     assert first("in/a", start_after="in/a") == [("in/a2", 5)]
+    assert (first("top"), first("/top"), first("in/a/")) == ([("top", 3)], [], [])
     monkeypatch.setattr(os, "scandir", fail_with(errno.EIO))
     assert first("in/a") == [("in/a", 4)]
     with pytest.raises(PermanentStorageError):
